@@ -1,9 +1,8 @@
-"""Looks at every node before a model loads, and names the bad one.
+"""Check every node before a model loads, and name the faulty ones.
 
-`python -m mrl.launch.preflight CONFIG... --nodes N` on a running cluster (RAY_ADDRESS): waits until N nodes
-have joined, asks each for its facts, compares them, and runs a small all-reduce over one process of each
-node. Facts are gathered on the nodes (node_facts); what is wrong with them is decided here (faults), so that
-the rules can be tested without a cluster.
+`python -m mrl.launch.preflight CONFIG... --nodes N` runs on a running cluster (RAY_ADDRESS): it waits for N
+nodes to join, compares their facts, and runs a small all-reduce with one process per node. Nodes gather facts
+(node_facts); this module judges them, so that the rules can be tested without a cluster.
 """
 
 from __future__ import annotations
@@ -29,16 +28,15 @@ from mrl.launch.cluster.ray_node import NODE_LABEL
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Floors:
-    """The least a node must have."""
+    """Minimum requirements of a node."""
 
     memory_bytes: int = 2 << 30
     host_bytes: int = 0
-    """What the trainers of a node need of its host's memory at the worst moment of a step, by the capacity
-    estimate."""
+    """Peak host memory of a node's trainer ranks in a step, by the capacity estimate."""
     object_store_bytes: int = 0
-    """What a step moves through Ray's object store of a node, by the same estimate; Ray writes the rest to disk."""
+    """Bytes that a step moves through a node's Ray object store, by the estimate; Ray spills the rest."""
     slots_per_node: int | None = None
-    """The launcher's setting: that this many slots are meant, also on a node with more GPUs."""
+    """launch.slots_per_node: the intended number of slots, also on a node with more GPUs."""
     shared_memory_bytes: int = 256 << 20
     disk_bytes: int = 1 << 30
     disk_bytes_per_second: float = 20e6
@@ -47,51 +45,50 @@ class Floors:
     gpu_free_share: float = 0.9
     gloo_bytes_per_second: float = 2e5
     nccl_bytes_per_second: float = 1e9
-    """Of one GPU of each node; a network that fell back to plain sockets is below it."""
+    """Bandwidth of one GPU per node; a network that fell back to plain sockets is slower."""
 
     @classmethod
     def of(cls, config: Config, *, slots: int, gpus: bool) -> Floors:
-        """With what the run's model and layout need of a node of `slots` slots."""
-        meant = config.launch.slots_per_node
+        """Return the requirements of the run's model and layout for a node with `slots` slots."""
+        intended = config.launch.slots_per_node
         if not (Path(config.model.path) / "config.json").is_file():
-            return cls(slots_per_node=meant)
-        # What trainers keep depends on the number of slots alone, not on what else the hardware is.
+            return cls(slots_per_node=intended)
+        # Trainer memory depends only on the number of slots, not on the rest of the hardware.
         hardware = load_hardware("8x80gb").model_copy(update={"gpus_per_node": slots})
         estimate = Estimate(config, hardware)
-        kept = max(moment.total for moment in estimate.host) if gpus else 0
-        return cls(slots_per_node=meant, host_bytes=kept, object_store_bytes=estimate.object_store_bytes)
+        peak = max(moment.total for moment in estimate.host) if gpus else 0
+        return cls(slots_per_node=intended, host_bytes=peak, object_store_bytes=estimate.object_store_bytes)
 
 
 def node_faults(facts: Sequence[NodeFacts], floors: Floors) -> list[str]:
-    """One sentence per fault, each starting with the node it is about; versions are compared with the
-    majority."""
-    found = []
+    """Return one sentence per fault, starting with the node; versions are compared with the majority."""
+    faults = []
     for name in sorted({key for node in facts for key in node.versions}):
         values = [node.versions.get(name, "absent") for node in facts]
         usual = max(set(values), key=lambda v: (values.count(v), -values.index(v)))
-        found += [
+        faults += [
             f"{node.name}: {name} is {value}, on the other nodes {usual}"
             for node, value in zip(facts, values, strict=True)
             if value != usual
         ]
     for node in facts:
-        found += [f"{node.name}: {text}" for text in _low(node, floors)]
-    return found
+        faults += [f"{node.name}: {text}" for text in _low(node, floors)]
+    return faults
 
 
 def too_few_slots(needed: int, facts: Sequence[NodeFacts]) -> list[str]:
-    """Says that the nodes together have fewer slots than the layout takes."""
+    """Return a fault if all nodes together have fewer slots than the layout needs."""
     slots = [node.ray.slots for node in facts]
     if sum(slots) >= needed:
         return []
     return [
-        f"the layout takes {needed} slots, the nodes have {' + '.join(map(str, slots))} (Ray's resource {SLOT}): start "
-        "more, or choose a smaller layout"
+        f"the layout needs {needed} slots, the nodes have {' + '.join(map(str, slots))} (Ray "
+        f"resource {SLOT}): start more nodes or choose a smaller layout"
     ]
 
 
 def idle_nodes(needed: int, facts: Sequence[NodeFacts]) -> list[str]:
-    """Names of the last nodes that the layout leaves without a slot."""
+    """Return the names of the nodes that have no slot in the layout."""
     taken = [sum(node.ray.slots for node in facts[:number]) for number in range(len(facts))]
     return [node.name for node, before in zip(facts, taken, strict=True) if before >= needed]
 
@@ -100,27 +97,27 @@ def _low(node: NodeFacts, floors: Floors) -> list[str]:
     checks: list[tuple[str, float, float, str]] = [
         ("free memory", node.memory_bytes, floors.memory_bytes, "bytes"),
         (
-            "free memory, where trainers keep weights and optimizer state while engines serve (a Slurm job has all of a "
-            "node's with --mem=0),",
+            "free memory, which trainers need for weights and optimizer state while engines serve (--mem=0 "
+            "gives a Slurm job all memory of a node),",
             node.memory_bytes,
             floors.host_bytes,
             "bytes",
         ),
         (
-            "free shared memory (/dev/shm), where Ray's object store lies (launch.object_store_bytes),",
+            "free shared memory (/dev/shm), which Ray's object store uses (launch.object_store_bytes),",
             node.shared_memory_bytes,
             node.ray.object_store_bytes,
             "bytes",
         ),
         (
-            "Ray's object store (launch.object_store_bytes; null takes a tenth of the memory, at most half of what is free in "
-            "/dev/shm), through which a step's samples go,",
+            "Ray's object store (launch.object_store_bytes; null: a tenth of the memory, at most half of "
+            "free /dev/shm), which carries a step's samples,",
             node.ray.object_store_bytes,
             floors.object_store_bytes,
             "bytes",
         ),
         ("free shared memory (/dev/shm)", node.shared_memory_bytes, floors.shared_memory_bytes, "bytes"),
-        ("free disk of the run folder", node.disk_bytes, floors.disk_bytes, "bytes"),
+        ("free disk space of the run folder", node.disk_bytes, floors.disk_bytes, "bytes"),
         (
             "write speed of the run folder",
             node.disk_bytes_per_second,
@@ -129,50 +126,52 @@ def _low(node: NodeFacts, floors: Floors) -> list[str]:
         ),
         ("limit of open files", node.open_files, floors.open_files, ""),
     ]
-    found = [
-        f"{what} is {value:.3g} {unit}, needed {floor:.3g}"
-        for what, value, floor, unit in checks
+    faults = [
+        f"{name} is {value:.3g} {unit}, needed {floor:.3g}"
+        for name, value, floor, unit in checks
         if value < floor
     ]
     if abs(node.clock_skew_seconds) > floors.clock_skew_seconds:
-        found.append(f"its clock is {node.clock_skew_seconds:+.1f} s off the driver's")
-    found += [
-        f"GPU {number} has {share:.0%} of its memory free, needed {floors.gpu_free_share:.0%}: another process is on it"
+        faults.append(f"its clock is {node.clock_skew_seconds:+.1f} s off the driver's")
+    faults += [
+        f"GPU {number} has {share:.0%} of its memory free, needed {floors.gpu_free_share:.0%}: another "
+        "process uses it"
         for number, share in node.gpus.used_shares().items()
         if share < floors.gpu_free_share
     ]
-    found += disagreements(node.gpus, ray=node.ray.gpus, slots=floors.slots_per_node)
+    faults += disagreements(node.gpus, ray=node.ray.gpus, slots=floors.slots_per_node)
     if node.error:
-        found.append(node.error)
-    return found
+        faults.append(node.error)
+    return faults
 
 
 def check_nodes(
     config: Config, *, num_nodes: int, floors: Floors | None = None, deadline_seconds: float = 300.0
 ) -> list[NodeFacts]:
-    """Facts of all nodes by number, on a connected Ray. WorkerLost names every fault and its node."""
+    """Return the facts of all nodes by number, over a connected Ray. WorkerLost names every fault and its
+    node."""
     start = time.monotonic()
     nodes = wait_for_nodes(num_nodes, deadline_seconds=deadline_seconds)
     parts = [RayPart.of(node["Resources"]) for node in nodes]
     floors = floors or Floors.of(
         config, slots=max(part.slots for part in parts), gpus=any(part.gpus for part in parts)
     )
-    left = max(30.0, deadline_seconds - (time.monotonic() - start))
+    remaining = max(30.0, deadline_seconds - (time.monotonic() - start))
     probes = _probes(nodes)
     try:
-        facts = _gather_all(nodes, probes, config.run_folder, left)
-        found = [*node_faults(facts, floors), *too_few_slots(config.num_slots, facts)]
-        if not found and num_nodes > 1:
-            found = _all_reduce(nodes, probes, floors, left)
+        facts = _gather_all(nodes, probes, config.run_folder, remaining)
+        faults = [*node_faults(facts, floors), *too_few_slots(config.num_slots, facts)]
+        if not faults and num_nodes > 1:
+            faults = _all_reduce(nodes, probes, floors, remaining)
     finally:
         _end(probes)
-    if found:
-        raise WorkerLost(f"preflight found {len(found)} faults:\n  " + "\n  ".join(found))
+    if faults:
+        raise WorkerLost(f"preflight found {len(faults)} faults:\n  " + "\n  ".join(faults))
     return facts
 
 
 def wait_for_nodes(num_nodes: int, *, deadline_seconds: float) -> list[dict[str, Any]]:
-    """Ray's living nodes, by the launcher's number; the missing numbers are named when time is up."""
+    """Return Ray's living nodes by launcher's number. Raises WorkerLost if some do not join."""
     import ray
 
     deadline = time.monotonic() + deadline_seconds
@@ -192,7 +191,7 @@ def _probes(nodes: Sequence[dict[str, Any]]) -> list[Any]:
     import ray
 
     actor = ray.remote(num_cpus=0, max_restarts=0)(NodeProbe)
-    # All GPUs of the node: none is in use yet, and the all-reduce runs on the first.
+    # Reserve all GPUs of the node: none is in use yet, and the all-reduce runs on the first.
     return [
         actor.options(
             scheduling_strategy=_on(node), num_gpus=node.get("Resources", {}).get("GPU", 0)
@@ -217,7 +216,7 @@ def _gather_all(
     _, late = ray.wait(calls, num_returns=len(calls), timeout=deadline_seconds)
     if late:
         names = [f"node {calls.index(ref)} ({nodes[calls.index(ref)]['NodeManagerAddress']})" for ref in late]
-        raise WorkerLost(f"preflight: {', '.join(names)} did not answer within {deadline_seconds:g} s")
+        raise WorkerLost(f"preflight: {', '.join(names)} did not respond within {deadline_seconds:g} s")
     facts = ray.get(calls)
     return [
         dataclasses.replace(
@@ -230,15 +229,15 @@ def _gather_all(
 def _skew(probe: Any, deadline_seconds: float) -> float:
     import ray
 
-    asked = time.time()
-    told: Any = ray.get(probe.clock.remote(), timeout=deadline_seconds)
-    return skew(asked, told, time.time())
+    sent_at = time.time()
+    node_time: Any = ray.get(probe.clock.remote(), timeout=deadline_seconds)
+    return skew(sent_at, node_time, time.time())
 
 
 def _all_reduce(
     nodes: Sequence[dict[str, Any]], probes: Sequence[Any], floors: Floors, deadline_seconds: float
 ) -> list[str]:
-    """Faults of an all-reduce over one process per node: by NCCL where every node has GPUs, else by gloo."""
+    """Return the faults of an all-reduce with one process per node, over NCCL if all have GPUs, else gloo."""
     import ray
 
     port = ray.get(probes[0].open_port.remote(), timeout=60)
@@ -250,18 +249,20 @@ def _all_reduce(
         for number, probe in enumerate(probes)
     ]
     ray.wait(calls, num_returns=len(calls), timeout=deadline_seconds)
-    found = []
+    faults = []
     for number, (node, call) in enumerate(zip(nodes, calls, strict=True)):
         name = f"node {number} ({node['NodeManagerAddress']})"
         try:
             speed = float(ray.get(call, timeout=0.1))
-        except Exception as error:  # turned into a sentence that names the node
+        except Exception as error:  # becomes a sentence that names the node
             reason = str(error).strip().splitlines()[-1]
-            found.append(f"{name}: no all-reduce by {backend}: {reason}")
+            faults.append(f"{name}: the all-reduce over {backend} failed: {reason}")
             continue
         if speed < floor:
-            found.append(f"{name}: an all-reduce by {backend} sends {speed:.3g} bytes/s, needed {floor:.3g}")
-    return found
+            faults.append(
+                f"{name}: an all-reduce over {backend} sends {speed:.3g} bytes/s, needed {floor:.3g}"
+            )
+    return faults
 
 
 def _on(node: dict[str, Any]) -> Any:
@@ -271,14 +272,14 @@ def _on(node: dict[str, Any]) -> Any:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 when all is well; 1 with the faults on stderr."""
+    """Run the checks; return 0 if all pass, 1 with the faults on stderr, 2 for a bad configuration."""
     import ray
 
     parser = argparse.ArgumentParser(prog="python -m mrl.launch.preflight", description=__doc__)
     parser.add_argument("config", nargs="+")
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument(
-        "--deadline", type=float, default=300.0, help="seconds until all nodes must have answered"
+        "--deadline", type=float, default=300.0, help="seconds for all nodes to respond; 300 by default"
     )
     options = parser.parse_args(arguments)
     try:
@@ -288,7 +289,7 @@ def main(arguments: Sequence[str]) -> int:
         for node in facts:
             print(f"preflight: {node.line()}", flush=True)
         if idle := idle_nodes(config.num_slots, facts):
-            print(f"preflight: the layout has no slot on {', '.join(idle)}: start fewer nodes", flush=True)
+            print(f"preflight: the layout uses no slot of {', '.join(idle)}: start fewer nodes", flush=True)
     except (WorkerLost, ConfigError) as error:
         print(f"preflight: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

@@ -1,6 +1,6 @@
-"""How many slots a launcher's nodes have, and what a run is on fewer than it was written for (launch.elastic).
+"""Count the slots of a launcher's nodes, and choose the overrides for fewer slots (launch.elastic).
 
-`python -m mrl.launch.slots --nodes N CONFIG...` prints the words to add to those of `mrl train`, one a line.
+`python -m mrl.launch.slots --nodes N CONFIG...` prints the overrides to add to `mrl train`, one per line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mrl.errors import ConfigError
 
 
 def node_slots(config: Config, num_nodes: int) -> tuple[int, int]:
-    """(slots, GPUs) of this node: configured, else its GPUs, else an equal share of the layout's ranks."""
+    """Return this node's (slots, GPUs); slots: as configured, else its GPUs, else a share of the layout."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -25,35 +25,37 @@ def node_slots(config: Config, num_nodes: int) -> tuple[int, int]:
 
 
 def smaller(config: Config) -> Iterator[tuple[tuple[str, ...], Config]]:
-    """Each entry of launch.elastic with the configuration that it makes. ConfigError where one is no configuration, or takes
-    as many slots as the entry before it."""
-    tree, before = config.model_dump(mode="json"), math.inf
+    """Yield each entry of launch.elastic with its configuration. Raises ConfigError if one is invalid, or
+    does not need fewer slots than the one before it."""
+    tree, previous = config.model_dump(mode="json"), math.inf
     for number, words in enumerate(config.launch.elastic):
         name = f"launch.elastic.{number} ({' '.join(words)})"
         try:
-            made = load_config(tree, *words)
+            smaller_config = load_config(tree, *words)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from error
-        if made.num_slots >= before:
+        if smaller_config.num_slots >= previous:
             raise ConfigError(
-                f"{name} takes {made.num_slots} slots and the entry before it {before}: each is for fewer than the last"
+                f"{name} needs {smaller_config.num_slots} slots, the entry before it {previous}: each entry "
+                "must need fewer"
             )
-        before = made.num_slots
-        yield words, made
+        previous = smaller_config.num_slots
+        yield words, smaller_config
 
 
 def words_for(config: Config, num_slots: int) -> tuple[str, ...]:
-    """What the command line needs beside its own words for the run to fit so many slots: nothing where it fits as it is, else
-    the first entry of launch.elastic that does. Nothing either where none does: preflight says what lacks."""
+    """Return the first entry of launch.elastic that fits `num_slots` slots; empty if the run fits without,
+    and also if none fits: preflight then reports the missing slots."""
     if config.num_slots <= num_slots:
         return ()
     return next((words for words, made in smaller(config) if made.num_slots <= num_slots), ())
 
 
 def slots_message(config: Config, words: Sequence[str], num_slots: int) -> str:
-    """A line for people about a choice that was made."""
+    """Return a log line about the chosen entry of launch.elastic."""
     return (
-        f"{num_slots} of {config.num_slots} slots are there: going on with {' '.join(words)} (launch.elastic)"
+        f"{num_slots} of {config.num_slots} slots available: continuing with {' '.join(words)} "
+        "(launch.elastic)"
     )
 
 

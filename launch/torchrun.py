@@ -1,13 +1,14 @@
-"""A training run on all machines of a torchrun: `torchrun --nnodes N --nproc-per-node 1 ... -m mrl.launch.torchrun CONFIG...`.
+"""Run one training on all nodes of a torchrun.
 
-torchrun's rendezvous says which node this is and gives a store, which whoever reaches its port reads and
-writes: the secret of the cluster is not in it. Every node starts its part of a Ray cluster; node 0 then looks
-at all nodes (preflight) and runs `mrl train`; all leave with the driver's exit code. Signals to node 0's
-process go to the driver, and another node that is told to end asks it to save and leave. (torchrun itself
-ends with 1 whenever the code is not 0.)
+`torchrun --nnodes N --nproc-per-node 1 ... -m mrl.launch.torchrun CONFIG...`
 
-With `--nnodes MIN:MAX --max-restarts N` torchrun starts the nodes that are left anew when one is lost, and all when one joins; the
-run resumes, on fewer slots with what launch.elastic has for them.
+torchrun's rendezvous gives this node's number and a store. Anyone who reaches the store's port can read and
+write it, so the cluster's secret is not in it. Every node starts its part of a Ray cluster; node 0 checks all
+nodes (preflight) and runs `mrl train`; all exit with the driver's exit code (torchrun itself exits with 1 if
+it is not 0). Signals to node 0 go to the driver; a signal to another node asks the driver to save and exit.
+
+With `--nnodes MIN:MAX --max-restarts N` torchrun restarts the remaining nodes if one is lost, and all nodes
+if one joins; the run resumes, with the overrides of launch.elastic if there are fewer slots.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ from mrl.processes.start import exit_code, lifeline_words, module_words
 
 POLL_SECONDS = 1.0
 SILENCE_SECONDS = 60.0
-"""A node leaves when node 0 has not written to the store for so long."""
+"""A node exits if node 0 sends no heartbeat to the store for this long."""
 SECRET_FILE = "cluster-secret"
-"""In the run folder, while the run lasts."""
+"""File in the run folder, for the duration of the run."""
 LEAVE_SECONDS = 15.0
-"""Node 0 waits this long for the others to read the exit code; one that is gone never does."""
+"""Node 0 waits at most this long for the other nodes to read the exit code."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """This node's part; returns the driver's exit code."""
+    """Run this node's part; return the driver's exit code."""
     config = load_config(*arguments)
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) != 1:
-        raise ConfigError("mrl.launch.torchrun wants one process per node: torchrun --nproc-per-node 1")
+        raise ConfigError("mrl.launch.torchrun needs one process per node: set torchrun --nproc-per-node 1")
     store, number, num_nodes = _rendezvous(config.launch.start_deadline_seconds)
     _forget_torchrun()
     slots, gpus = node_slots(config, num_nodes)
@@ -66,8 +67,8 @@ def main(arguments: Sequence[str]) -> int:
     if number == 0:
         base = int(os.environ.get("MRL_PORT_BASE", "12000"))
         tell_cluster(store, folder, f"{head_address(address, base)} {base}")
-    where, token = hear_cluster(store, folder, number, config.launch.start_deadline_seconds)
-    head, base = where.split()
+    head_and_base, token = hear_cluster(store, folder, number, config.launch.start_deadline_seconds)
+    head, base = head_and_base.split()
     node = Node(
         number=number,
         address=address,
@@ -88,45 +89,45 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _rendezvous(deadline_seconds: float) -> tuple[Any, int, int]:
-    """(store of this start alone, this node's number, nodes) from torchrun's environment."""
+    """Return (store of this start only, this node's number, number of nodes) from torchrun's environment."""
     from torch.distributed.rendezvous import rendezvous
 
     if "RANK" not in os.environ:
-        raise ConfigError("RANK is not set: start this with torchrun, or use `mrl train` on one machine")
+        raise ConfigError("RANK is not set: start with torchrun, or use `mrl train` on one machine")
     store, number, num_nodes = next(rendezvous("env://", timeout=timedelta(seconds=deadline_seconds)))
     return _of_this_start(store, number, num_nodes, deadline_seconds), number, num_nodes
 
 
 def _of_this_start(store: Any, number: int, num_nodes: int, deadline_seconds: float) -> Any:
-    """torchrun keeps one store over all its restarts, so what the last start wrote is still there. Node 0 draws a name under which
-    this one writes, and tells it to every node that asks; those of earlier starts do not hear the answer."""
+    """Return a view of the store under a random prefix of this start, which node 0 sends to every node that
+    requests it: torchrun keeps one store over all its restarts, with the entries of earlier starts."""
     from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
     if number:
         me = secrets.token_hex(8)
         store.set(f"asks-{store.add('asking', 1)}", me)
-        own = PrefixStore(store.get(f"start-of-{me}").decode(), store)
-        own.add("here", 1)
-        return own
-    name, answered, deadline = secrets.token_hex(8), 0, time.monotonic() + deadline_seconds
-    own = PrefixStore(name, store)
-    while own.add("here", 0) < num_nodes - 1:
+        view = PrefixStore(store.get(f"start-of-{me}").decode(), store)
+        view.add("here", 1)
+        return view
+    prefix, num_answered, deadline = secrets.token_hex(8), 0, time.monotonic() + deadline_seconds
+    view = PrefixStore(prefix, store)
+    while view.add("here", 0) < num_nodes - 1:
         if time.monotonic() > deadline:
             raise WorkerLost(
-                f"{own.add('here', 0)} of {num_nodes - 1} nodes met node 0 within {deadline_seconds:g} s"
+                f"{view.add('here', 0)} of {num_nodes - 1} nodes met node 0 within {deadline_seconds:g} s"
             )
-        while answered < store.add("asking", 0):
-            answered += 1
-            store.set(f"start-of-{store.get(f'asks-{answered}').decode()}", name)
+        while num_answered < store.add("asking", 0):
+            num_answered += 1
+            store.set(f"start-of-{store.get(f'asks-{num_answered}').decode()}", prefix)
         time.sleep(0.05)
-    return own
+    return view
 
 
 def tell_cluster(store: Any, folder: Path, where: str) -> None:
-    """Tell the other nodes where the cluster's head is, signed with the cluster's secret (HMAC).
+    """Publish the address of the cluster's head, signed with the cluster's secret (HMAC).
 
-    The secret is RAY_AUTH_TOKEN of the nodes' environment. Without it one is drawn here and written to the
-    run folder, which all nodes see, in a file of mode 0600.
+    The secret is RAY_AUTH_TOKEN of the nodes' environment. If it is not set, a new one is written to the run
+    folder, which all nodes see, in a file of mode 0600.
     """
     if TOKEN in os.environ:
         token = token_of_environment()
@@ -141,10 +142,10 @@ def tell_cluster(store: Any, folder: Path, where: str) -> None:
 
 
 def hear_cluster(store: Any, folder: Path, number: int, deadline_seconds: float) -> tuple[str, str]:
-    """Return where the head is and the cluster's secret; nobody without the secret can name another head.
+    """Return the head's address and the cluster's secret; only a holder of the secret can publish an address.
 
     Raises:
-        ConfigError: this node has no secret that fits what node 0 said, within the deadline.
+        ConfigError: Within the deadline, this node has no secret that matches node 0's signature.
     """
     where, _, signature = store.get("cluster").decode().rpartition(" ")
     deadline = time.monotonic() + deadline_seconds
@@ -155,8 +156,8 @@ def hear_cluster(store: Any, folder: Path, number: int, deadline_seconds: float)
         if TOKEN in os.environ or time.monotonic() > deadline:
             raise ConfigError(
                 f"node {number} does not have the secret of node 0's Ray: set {TOKEN} to the same value on "
-                f"all nodes, or on none; then all need the same {folder} (run.folder), where they read it in "
-                f"{SECRET_FILE}, a file of this user with mode 0600"
+                f"all nodes; or unset it on all, and let them share {folder} (run.folder) with its file "
+                f"{SECRET_FILE}, which must belong to this user and have mode 0600"
             )
         time.sleep(0.2)
 
@@ -166,7 +167,7 @@ def _signed(where: str, token: str) -> str:
 
 
 def _read_secret(path: Path) -> str:
-    """Return the secret, or nothing if the file is not there yet or others could have read or written it."""
+    """Return the secret; empty if the file does not exist yet or other users can read or write it."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
             status = os.fstat(file.fileno())
@@ -177,16 +178,16 @@ def _read_secret(path: Path) -> str:
 
 
 def _forget_torchrun() -> None:
-    """Drops torchrun's variables: trainer ranks inherit this environment, and would take torchrun's store for theirs."""
-    own = re.compile(
+    """Remove torchrun's variables: trainer ranks inherit this environment and would use torchrun's store."""
+    variables = re.compile(
         r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*)"
     )
-    for name in [name for name in os.environ if own.fullmatch(name)]:
+    for name in [name for name in os.environ if variables.fullmatch(name)]:
         del os.environ[name]
 
 
 def _checked(store: Any, arguments: Sequence[str], number: int, num_nodes: int) -> int:
-    """The exit code of the run's checks, which node 0 makes before Ray starts anywhere and tells the others."""
+    """Return the exit code of the run's checks, which node 0 runs before any Ray starts."""
     if number == 0:
         command = module_words("mrl.cli", "train", *arguments, "--dry-run")
         environment = {**os.environ, **child_path()}
@@ -201,9 +202,9 @@ def _checked(store: Any, arguments: Sequence[str], number: int, num_nodes: int) 
 
 
 def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> int:
-    """Node 0: preflight, then the driver; tells the others the exit code and waits until they have it."""
+    """Run preflight and the driver on node 0, publish the exit code, and wait until all have read it."""
     environment = {**os.environ, **child_path(), **token_environment(node.token), "RAY_ADDRESS": node.head}
-    environment.pop("MRL_SESSION", None)  # the driver is no part of the node it runs on
+    environment.pop("MRL_SESSION", None)  # the driver does not belong to its node's Ray session
     code = 1
     try:
         commands = (
@@ -221,30 +222,31 @@ def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> i
 
 
 def _run(command: list[str], environment: dict[str, str], store: Any) -> int:
-    """The command's exit code; it hears what this process and the other nodes are told, and they that node 0 lives. It is in a
-    group of its own, which torchrun does not signal, and does not outlive this process."""
+    """Run a command and return its exit code; forward signals and stop requests to it, and send heartbeats.
+    Its process group is its own, which torchrun does not signal; it dies with this process."""
     process = subprocess.Popen(lifeline_words(command), env=environment, start_new_session=True)
-    asked: list[str] = []
+    senders: list[str] = []
 
-    def ask(by: str, number: int) -> None:
-        """Where a node is told to end torchrun may tell all: its word and the first SIGTERM are one request, in either order."""
-        asked.append(by)
-        is_again = asked in (["node", "signal"], ["signal", "node"]) and number == signal.SIGTERM
-        if not is_again and process.poll() is None:
+    def forward(sender: str, number: int) -> None:
+        """Send a signal on; one node's stop request and the first SIGTERM may be the same event, and count
+        once."""
+        senders.append(sender)
+        is_duplicate = senders in (["node", "signal"], ["signal", "node"]) and number == signal.SIGTERM
+        if not is_duplicate and process.poll() is None:
             process.send_signal(number)
 
-    with _handling(lambda number: ask("signal", number)):
+    with _handling(lambda number: forward("signal", number)):
         while True:
             store.set("alive", str(time.time()))
-            if "node" not in asked and store.check(["told to end"]):
-                ask("node", signal.SIGTERM)
+            if "node" not in senders and store.check(["told to end"]):
+                forward("node", signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return exit_code(process.wait(POLL_SECONDS))
 
 
 @contextlib.contextmanager
 def _handling(handle: Callable[[int], None]) -> Iterator[None]:
-    """Requests to leave are given to `handle`."""
+    """Pass SIGTERM, SIGINT and SIGUSR1 to `handle` inside the block."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         handle(number)
@@ -253,8 +255,8 @@ def _handling(handle: Callable[[int], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, before in old.items():
-            signal.signal(number, before)
+        for number, previous in old.items():
+            signal.signal(number, previous)
 
 
 def _wait_for_readers(store: Any, num_nodes: int) -> None:
@@ -264,44 +266,45 @@ def _wait_for_readers(store: Any, num_nodes: int) -> None:
 
 
 def _follow(store: Any, number: int) -> int:
-    """Another node: stays until node 0 tells the exit code, or is silent for too long. Where it is told to end it says so, and
-    stays too: the step that is under way needs its workers."""
-    news: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    is_told = threading.Event()
-    threading.Thread(target=_listen, args=(store, news, is_told), daemon=True).start()
-    with _handling(lambda number: is_told.set()):
+    """Wait on another node for the exit code; raise WorkerLost if node 0's heartbeats stop. A signal is
+    reported to node 0, and this node stays: the current step needs its workers."""
+    updates: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    stop_requested = threading.Event()
+    threading.Thread(target=_listen, args=(store, updates, stop_requested), daemon=True).start()
+    with _handling(lambda number: stop_requested.set()):
         while True:
             try:
-                if code := news.get(timeout=SILENCE_SECONDS):
+                if code := updates.get(timeout=SILENCE_SECONDS):
                     return int(code)
             except queue.Empty:
                 raise WorkerLost(
-                    f"node {number}: node 0 said nothing for {SILENCE_SECONDS:g} s; leaving"
+                    f"node {number}: no heartbeat from node 0 for {SILENCE_SECONDS:g} s; exiting"
                 ) from None
 
 
-def _listen(store: Any, news: queue.SimpleQueue[bytes], is_told: threading.Event) -> None:
-    """Tells what node 0 says: that it lives (nothing), and at last its exit code; and node 0 that this node is told to end. A
-    thread of its own, because a question that the network swallows is answered when the kernel gives it up, after a quarter of
-    an hour."""
-    word = b""
+def _listen(store: Any, updates: queue.SimpleQueue[bytes], stop_requested: threading.Event) -> None:
+    """Forward node 0's heartbeats (empty) and exit code; report a stop request of this node.
+
+    Its own thread, because a request lost in the network blocks for 15 minutes, until the kernel gives up.
+    """
+    heartbeat = b""
     while True:
-        if is_told.is_set():
+        if stop_requested.is_set():
             with contextlib.suppress(RuntimeError):
                 store.set("told to end", "yes")
         if code := _read(store, "exit_code"):
             store.add("readers", 1)
-            news.put(code)
+            updates.put(code)
             return
         latest = _read(store, "alive")
-        if latest != word:
-            word = latest
-            news.put(b"")
+        if latest != heartbeat:
+            heartbeat = latest
+            updates.put(b"")
         time.sleep(POLL_SECONDS)
 
 
 def _read(store: Any, key: str) -> bytes:
-    """A value of node 0's; nothing before it is set or when its store is gone."""
+    """Return a value that node 0 has set; empty if it is not set or the store is gone."""
     try:
         return store.get(key) if store.check([key]) else b""
     except RuntimeError:

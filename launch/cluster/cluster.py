@@ -1,9 +1,8 @@
-"""The Ray cluster of a run: an existing one is joined, else one is started on this machine and stopped at the
-end.
+"""Join an existing Ray cluster, or start one on this machine and stop it at the end.
 
-Nothing here ever stops a Ray that we did not start. Ray's files of a self-started cluster lie in a folder of
-their own that a small watcher process removes also when the driver is killed. That folder is the user's
-alone, such a cluster listens on the loopback interface, and its secret is drawn anew.
+A Ray that this code did not start is never stopped. A self-started cluster keeps its files in its own folder,
+which a small watcher process removes even if the driver is killed. Only the user can read that folder, the
+cluster listens on the loopback interface, and its secret is new.
 """
 
 from __future__ import annotations
@@ -34,35 +33,34 @@ from mrl.launch.cluster import session_watcher
 from mrl.processes.start import wait_or_kill
 
 SLOT = "slot"
-"""Ray resource of one slot: one GPU, or on CPU a trainer rank together with its share of an engine."""
+"""Ray resource of one slot: one GPU, or on CPU a trainer rank with its share of an engine."""
 
 UNUSED_SERVICES = ("start_monitor", "start_log_monitor", "start_api_server")
-"""Methods of Ray's node that start the autoscaler, the reader of all logs, and the dashboard's server."""
+"""Methods of Ray's node that start the autoscaler, the log monitor, and the dashboard server."""
 
 NO_TASK_EVENTS: dict[str, int] = {"task_events_report_interval_ms": 0}
-"""Ray keeps what became of the last 100,000 calls for a state API that nobody here asks: 350 MB of its head after 3,000 small steps."""
+"""Disables Ray's unused record of the last 100,000 calls: 350 MB of the head after 3,000 small steps."""
 LOOPBACK = "127.0.0.1"
 TOKEN = "RAY_AUTH_TOKEN"
-"""The variable that has the secret of a Ray cluster."""
+"""Variable with the secret of a Ray cluster."""
 RAY_FOLDER = "r"
-"""Ray's part of a session's folder, which it opens to all users (mode 0777) and which nobody else gets to
-through the folder above it."""
+"""Ray's part of a session's folder, which Ray opens to all users; the folder above keeps others out."""
 HEAD_SECONDS = 5.0
-"""For an answer of the head of a Ray that is joined."""
+"""Timeout for a response of the head of a Ray to join."""
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""What a client of gRPC begins with, and no settings; a server answers with its own (a frame of type 4)."""
+"""Preface of a gRPC client with empty settings; a server responds with its settings (a frame of type 4)."""
 OWN_RAY = ("gcs_server", "raylet")
-"""What Ray has on every node, and on its head."""
+"""Ray's process on the head, and its process on every node."""
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_STORE_BYTES = 80 << 20
-"""Ray refuses a smaller object store."""
+"""Ray rejects a smaller object store."""
 WATCHER = Path(session_watcher.__file__)
 AGENT = Path(__file__).with_name("plain_agent.py")
 
 
 @contextlib.contextmanager
 def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
-    """A connected Ray with at least `num_slots` slots; what was started here is gone afterwards."""
+    """Connect to a Ray with at least `num_slots` slots; processes started here are stopped afterwards."""
     import ray
 
     address = address_of(launch)
@@ -76,7 +74,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
             ray.shutdown()
         return
     _check_gpus(num_slots)
-    # Ray's default of 15 starves training behind every ordinary process of the machine.
+    # With Ray's default niceness of 15, training starves behind every ordinary process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     with session_folder() as folder, _own_token():
         with (
@@ -98,7 +96,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
                 runtime_env=python_of_workers(),
                 _temp_dir=str(folder / RAY_FOLDER),
                 _node_ip_address=LOOPBACK,
-                # None are started that nobody here would use.
+                # Do not prestart workers that are never used.
                 _system_config={"prestart_worker_first_driver": False, **NO_TASK_EVENTS},
             )
         try:
@@ -109,20 +107,20 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
 
 
 def python_of_workers() -> dict[str, str] | None:
-    """Return the runtime environment of a job whose workers are started by this Python. Ray gives a shell their Python's path without
-    quotes, so that none starts under a path with a space; None where there is nothing to quote, and each node takes its own."""
+    """Return a Ray runtime environment with this Python's quoted path, which Ray passes to a shell unquoted;
+    None if it needs no quotes."""
     quoted = shlex.quote(sys.executable)
     return None if quoted == sys.executable else {"py_executable": quoted}
 
 
 def join(address: str, *, head_seconds: float = 0.0) -> None:
-    """Connect to the Ray whose head has the address.
+    """Connect to the Ray with this head address.
 
     Args:
-        head_seconds: how long the head may take to start; 0 if it has to be up.
+        head_seconds: How long the head may take to start; 0 if it must be up.
 
     Raises:
-        ConfigError: within seconds after that, if none answers. Ray asks for 150 s, in lines of its own.
+        ConfigError: No head responds, seconds after `head_seconds` (Ray itself retries for 150 s).
     """
     import ray
 
@@ -137,15 +135,15 @@ def join(address: str, *, head_seconds: float = 0.0) -> None:
         )
     except (OSError, ValueError) as error:
         refused = "AuthenticationError" in str(error.__cause__)  # Ray's traceback as text
-        reason = f"it refuses the token of this process ({TOKEN}, RAY_AUTH_MODE=token)" if refused else error
+        reason = f"it rejects the token of this process ({TOKEN}, RAY_AUTH_MODE=token)" if refused else error
         raise ConfigError(
             f"cannot join Ray at {address} (launch.ray_address or RAY_ADDRESS): {reason}; start its head "
-            "(docs/running.md), correct the address, or remove it: the run then starts a Ray of its own here"
+            "(docs/running.md), correct the address, or remove it to start a Ray on this machine"
         ) from error
 
 
 def _await_head(address: str, seconds: float) -> None:
-    """Raise what `_ask_head` does if no head answers within the seconds."""
+    """Wait until the head responds; raise `_ask_head`'s error after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -157,17 +155,16 @@ def _await_head(address: str, seconds: float) -> None:
 
 
 def _ask_head(address: str) -> None:
-    """Raise OSError if no gRPC server answers at HOST:PORT, ValueError if the port is not a number."""
+    """Raise OSError if no gRPC server responds at HOST:PORT, ValueError if the port is not a number."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_SECONDS) as head:
         head.sendall(HTTP2)
         if head.recv(9)[3:4] != b"\x04":
-            raise ConnectionError("what listens there is not Ray's head")
+            raise ConnectionError("the server at this address is not Ray's head")
 
 
 def store_bytes(setting: int | None) -> int:
-    """launch.object_store_bytes of this machine. Where it were larger than what /dev/shm has, Ray would take
-    files."""
+    """Return launch.object_store_bytes for this machine; by default it fits /dev/shm, else Ray uses files."""
     if setting is not None:
         return setting
     tenth = psutil.virtual_memory().total // 10
@@ -176,19 +173,19 @@ def store_bytes(setting: int | None) -> int:
 
 
 def address_of(launch: LaunchSection) -> str | None:
-    """Address of the Ray cluster that a run joins; nothing where it starts one on this machine."""
+    """Return the address of the Ray cluster to join; None to start one on this machine."""
     return launch.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
 def own_gpus() -> int:
-    """The number of this machine's GPUs."""
+    """Return the number of this machine's GPUs."""
     import torch
 
     return torch.cuda.device_count()
 
 
 def has_gpus() -> bool:
-    """Whether the connected cluster's slots have GPUs."""
+    """Return True if the connected cluster has GPUs."""
     import ray
 
     return ray.cluster_resources().get("GPU", 0) > 0
@@ -196,21 +193,23 @@ def has_gpus() -> bool:
 
 @contextlib.contextmanager
 def _start_named() -> Iterator[None]:
-    """WorkerLost where Ray's own processes do not come up; it raises a bare Exception then."""
+    """Turn Ray's bare Exception for processes that do not start into WorkerLost."""
     try:
         yield
     except Exception as error:
         raise WorkerLost(
-            f"Ray did not start on this machine: {str(error).strip()} Mostly other programs have its processors, its memory or its disk; "
-            "wait for them, or join a Ray that runs (launch.ray_address)"
+            f"Ray did not start on this machine: {str(error).strip()} Usually other programs use up its CPU, "
+            "memory or disk: wait for them, or join a running Ray (launch.ray_address)"
         ) from error
 
 
 @contextlib.contextmanager
 def _few_services() -> Iterator[None]:
-    """Ray starts no service that a run on one machine leaves unused: each takes a second of processor and then some of every
-    step, and `ray.init` waits for the dashboard's server even where it serves no dashboard. It has settings for none of them.
-    Each node's agent is started as where the dashboard's packages are missing (plain_agent.py)."""
+    """Keep Ray from starting services that a run on one machine does not use; Ray has no settings for them.
+
+    Each costs a second of CPU and a part of every step; `ray.init` even waits for the dashboard server. Each
+    node's agent starts as if the dashboard's packages were missing (plain_agent.py).
+    """
     from unittest.mock import patch
 
     from ray._private import ray_constants, services, utils
@@ -222,7 +221,7 @@ def _few_services() -> Iterator[None]:
         is_agent = component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT
         return [*python(component, session_dir, unbuffered), *([str(AGENT)] if is_agent else [])]
 
-    missing = ImportError("a dashboard is not asked for")
+    missing = ImportError("the dashboard is not used")
     with contextlib.ExitStack() as changed:
         for name in UNUSED_SERVICES:
             changed.enter_context(patch.object(Node, name, lambda node, **settings: None))
@@ -233,10 +232,10 @@ def _few_services() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Let Ray start its processes in sessions of their own and on the loopback interface.
+    """Make Ray start its processes in their own sessions and on the loopback interface.
 
-    A signal to the driver's process group (a terminal, `timeout`, a batch system) is meant for the driver,
-    which needs Ray to finish its step. By itself Ray replaces a loopback address by one of the network.
+    A signal to the driver's process group (a terminal, `timeout`, a batch system) is for the driver, which
+    needs Ray to finish its step. By default Ray replaces a loopback address with one of the network.
     """
     from unittest.mock import patch
 
@@ -253,13 +252,13 @@ def _alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_token() -> Iterator[None]:
-    """Draw a token for the Ray that starts inside. By itself Ray keeps one for all runs, in a file of the
-    user's home that others may read."""
+    """Create a token for the Ray started inside. Ray's default token is shared by all runs, in a file of the
+    user's home that others may be able to read."""
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined] compiled
 
     before = {name: os.environ.get(name) for name in token_environment("")}
     os.environ.update(token_environment(secrets.token_hex(32)))
-    Config.initialize("")  # this process reads both anew
+    Config.initialize("")  # make this process read both variables again
     AuthenticationTokenLoader.instance().reset_cache()
     try:
         yield
@@ -270,14 +269,14 @@ def _own_token() -> Iterator[None]:
 
 
 def token_environment(token: str) -> dict[str, str]:
-    """Variables with which Ray's processes and drivers show the token."""
+    """Return the variables with which Ray's processes and drivers present the token."""
     return {"RAY_AUTH_MODE": "token", TOKEN: token}
 
 
 @contextlib.contextmanager
 def _long_wait(seconds: float) -> Iterator[None]:
-    """Ray asks for its node until it has come up, and gives up after 30 s, which no setting moves and which a busy machine needs more than
-    once. Here it is asked for as long as its process lives, at most so many seconds."""
+    """Wait for Ray's node while its process lives, at most `seconds`; Ray's fixed 30 s are often too
+    short."""
     from unittest.mock import patch
 
     from ray._private import services
@@ -291,9 +290,9 @@ def _has_raylet() -> bool:
 
 
 def asked_again[**P, R](ask: Callable[P, R], seconds: float, lives: Callable[[], bool]) -> Callable[P, R]:
-    """`ask`, which raises RuntimeError where there is no answer yet, again while what is asked for `lives`, at most so many seconds."""
+    """Return `ask` with retries: repeat it on RuntimeError while `lives()`, at most for `seconds`."""
 
-    def asked(*arguments: P.args, **named: P.kwargs) -> R:
+    def with_retries(*arguments: P.args, **named: P.kwargs) -> R:
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -303,12 +302,12 @@ def asked_again[**P, R](ask: Callable[P, R], seconds: float, lives: Callable[[],
                     raise
             time.sleep(0.1)
 
-    return asked
+    return with_retries
 
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray installs a handler for SIGTERM that leaves at once; the one that was there is put back."""
+    """Restore the SIGTERM handler, which Ray replaces with one that exits at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -318,11 +317,12 @@ def _own_signals() -> Iterator[None]:
 
 
 def _check_gpus(num_slots: int) -> None:
-    """ConfigError where this machine alone is too small: Ray would wait for GPUs that never come."""
+    """Raise ConfigError if this machine has too few GPUs: Ray would wait for them forever."""
     if 0 < own_gpus() < num_slots:
         raise ConfigError(
-            f"the layout needs {num_slots} GPUs and this machine has {own_gpus()}; start it on a cluster (sbatch, torchrun or "
-            "RAY_ADDRESS), choose a smaller layout, or hide the GPUs (CUDA_VISIBLE_DEVICES=) for a run on CPU"
+            f"the layout needs {num_slots} GPUs and this machine has {own_gpus()}; start on a cluster "
+            "(sbatch, torchrun or RAY_ADDRESS), choose a smaller layout, or hide the GPUs "
+            "(CUDA_VISIBLE_DEVICES=) for a run on CPU"
         )
 
 
@@ -339,8 +339,7 @@ def _check_slots(num_slots: int, where: str) -> None:
 
 @contextlib.contextmanager
 def session_folder() -> Iterator[Path]:
-    """A folder that is this user's alone, with its watcher. MRL_SESSION, by which the session's processes are
-    known, is its path."""
+    """Create a private session folder with its watcher; MRL_SESSION is its path and marks its processes."""
     folder = Path(tempfile.mkdtemp(prefix="mrl-", dir=folder_for_sockets()))
     os.environ["MRL_SESSION"] = str(folder)
     watcher = Watcher(folder)
@@ -353,7 +352,7 @@ def session_folder() -> Iterator[Path]:
 
 
 class Watcher:
-    """The process that cleans up after this one (session_watcher.py); another one comes where it dies."""
+    """Process that cleans up after this one (session_watcher.py); restarted if it dies."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._over = folder, threading.Event()
@@ -372,11 +371,11 @@ class Watcher:
     def _keep(self) -> None:
         while not self._over.wait(1.0):
             if self._process.poll() is not None:
-                with contextlib.suppress(OSError):  # no process or no memory left: asked again a second later
+                with contextlib.suppress(OSError):  # out of processes or memory: retried a second later
                     self._process = self._started()
 
     def close(self) -> None:
-        """Tells it that this process ends by itself, and waits until the session is clean."""
+        """Announce that this process ends by itself, and wait until the session is cleaned up."""
         self._over.set()
         self._keeper.join()
         assert self._process.stdin is not None
@@ -386,17 +385,16 @@ class Watcher:
 
 
 class OwnRay:
-    """Ray's processes that this one started; none where it joined a cluster. Without one of them a run goes on for a minute at most, and
-    then Ray ends it."""
+    """Ray's processes that this process started, if any. If one dies, Ray ends the run within a minute."""
 
     def __init__(self) -> None:
         self._processes = {
-            each.name(): each for each in psutil.Process().children() if each.name() in OWN_RAY
+            child.name(): child for child in psutil.Process().children() if child.name() in OWN_RAY
         }
         self._looked = 0.0
 
     def require(self, phase: str) -> None:
-        """WorkerLost where one has ended; looks once a second at most."""
+        """Raise WorkerLost if one has ended; checks at most once per second."""
         now = time.monotonic()
         if now - self._looked < 1.0:
             return
@@ -405,12 +403,12 @@ class OwnRay:
             raise WorkerLost(f"Ray's {' and '.join(gone)} of this node died in phase {phase}")
 
     def gone(self) -> list[str]:
-        """Those that have ended."""
-        return [name for name, each in self._processes.items() if not lives(each)]
+        """Return the names of those that have ended."""
+        return [name for name, process in self._processes.items() if not lives(process)]
 
 
 def lives(process: psutil.Process) -> bool:
-    """Not one that has ended and nobody has waited for."""
+    """Return True if a process runs and is not a zombie."""
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

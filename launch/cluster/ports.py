@@ -1,4 +1,4 @@
-"""Fixed ports before they are used: which are taken, and by whom. For this machine only."""
+"""Find which fixed ports of this machine are in use, and by which process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import psutil
 
 
 def taken(ports: Mapping[int, str]) -> list[str]:
-    """One sentence for each port (number -> what it is for) that nothing could listen on now."""
+    """Return one sentence per port (number -> purpose) that cannot be listened on now."""
     return [
-        f"port {port} ({purpose}) is held by {_holder(port)}"
+        f"port {port} ({purpose}) is used by {_holder(port)}"
         for port, purpose in ports.items()
         if not _is_free(port)
     ]
@@ -19,7 +19,7 @@ def taken(ports: Mapping[int, str]) -> list[str]:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # What an ended process left in TIME_WAIT does not hinder a listener that sets this, as Ray's do.
+        # A port in TIME_WAIT does not block a listener that sets this, and Ray's listeners do.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
@@ -30,9 +30,9 @@ def _is_free(port: int) -> bool:
 
 
 def _holder(port: int) -> str:
-    """Process number and command line of what has the port; less where another user's processes hide it."""
-    found = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port]
-    for connection in sorted(found, key=lambda c: c.status != psutil.CONN_LISTEN):
+    """Return pid and command line of the process that uses the port, as far as this user can see them."""
+    connections = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port]
+    for connection in sorted(connections, key=lambda c: c.status != psutil.CONN_LISTEN):
         if connection.pid:
             try:
                 words = " ".join(psutil.Process(connection.pid).cmdline())

@@ -1,8 +1,8 @@
-"""One machine's part of a Ray cluster that a batch system or torchrun starts: up, then exactly this one down.
+"""Start and stop one machine's part of a Ray cluster, for a batch system or torchrun.
 
-The node's number comes from the launcher and is its Ray label; ports are fixed and offset by the number, so that several
-nodes fit on one machine. As a program (`python -m mrl.launch.cluster.ray_node`) it stays until SIGTERM, SIGINT, or a file that its
-launcher makes (a batch system's signals would not leave it the time to clean up).
+The launcher gives the node its number, which is its Ray label. Ports are fixed and offset by the number, so
+that several nodes fit on one machine. The program (`python -m mrl.launch.cluster.ray_node`) runs until
+SIGTERM, SIGINT, or a file that its launcher creates (a batch system's signals leave no time to clean up).
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from mrl.launch.cluster.session_watcher import members
 from mrl.own_code import child_path
 
 NODE_LABEL = "mrl-node"
-"""The label by which the placement finds a node of a number."""
+"""Ray label that contains the launcher's node number."""
 PORT_BASE = 12000
-"""Below the range that systems hand out on their own (32768 and up)."""
+"""Below the ephemeral range (32768 and up)."""
 HEALTH = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "3000",
     "RAY_health_check_failure_threshold": "5",
 }
-"""How the head looks at its nodes: one that does not answer five times in a row is lost, after 20 s. (Ray's own 65 s are too long
-for a run that stands still meanwhile; a network that is cut for less goes on.)"""
+"""Ray's health checks: a node that fails five in a row is lost, after 20 s. Ray's default of 65 s stops a run
+too long; shorter network outages are survived."""
 PORTS_PER_NODE = 200
 NODES_PER_RANGE = 64
-"""Port ranges repeat after so many nodes; more than that never share a machine."""
+"""Port ranges repeat after this many nodes; no machine runs more."""
 MOST_OPEN_FILES = 65536
-"""What `ray.init` raises the limit of a process to, if the system allows as many."""
+"""Limit that `ray.init` sets for a process, if the system allows it."""
 STARTED = b"Ray runtime started"
-"""What `ray start` says when its node is up."""
+"""Output of `ray start` when its node is up."""
 START = Path(__file__).with_name("plain_start.py")
 FIXED_PORTS = (
     "node-manager-port",
@@ -70,16 +70,16 @@ FIXED_PORTS = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """What `ray start` is told."""
+    """Arguments of `ray start` for one node."""
 
     number: int
     address: str
-    """This machine's address, as other nodes reach it."""
+    """Address at which other nodes reach this machine."""
     head: str
-    """host:port of node 0's control service."""
+    """host:port of node 0's GCS."""
     slots: int
     token: str
-    """Secret that every process of the cluster shows; the launcher draws one per start and shares it."""
+    """Secret that every process of the cluster presents; the launcher creates one per start and shares it."""
     gpus: int = 0
     port_base: int = PORT_BASE
     object_store_bytes: int | None = None
@@ -90,22 +90,22 @@ class Node:
         return self.port_base + self.number % NODES_PER_RANGE * PORTS_PER_NODE
 
     def fixed_ports(self) -> dict[int, str]:
-        """Port -> name of its option; the head's own comes first. Workers take free ones of the rest."""
-        own = {int(self.head.rsplit(":", 1)[1]): "port"}
+        """Return port -> option name, the head's port first; workers use other ports of the range."""
+        head_port = {int(self.head.rsplit(":", 1)[1]): "port"}
         shared = {self.first_port + offset: name for offset, name in enumerate(FIXED_PORTS, 2)}
-        return shared if self.number else own | shared
+        return shared if self.number else head_port | shared
 
     def command(self, folder: Path) -> list[str]:
-        """Arguments of `ray start`."""
+        """Return the command line of `ray start`."""
         first = self.first_port
-        where = [f"--address={self.head}"] if self.number else ["--head", "--include-dashboard=false"]
+        role = [f"--address={self.head}"] if self.number else ["--head", "--include-dashboard=false"]
         fixed = [f"--{name}={port}" for port, name in self.fixed_ports().items()]
         return [
-            *(sys.executable, "-P", str(START), "start", *where, *fixed),
+            *(sys.executable, "-P", str(START), "start", *role, *fixed),
             f"--min-worker-port={first + 20}",
             f"--max-worker-port={first + PORTS_PER_NODE - 1}",
             f"--node-ip-address={self.address}",
-            # Ray starts as many workers in advance: with one for each core of a large node they would take all the ports.
+            # Ray prestarts this many workers: one per core of a large node would use up all ports.
             f"--num-cpus={self.slots}",
             f"--num-gpus={self.gpus}",
             f"--resources={json.dumps({SLOT: self.slots})}",
@@ -117,15 +117,15 @@ class Node:
 
 
 def head_address(address: str, port_base: int = PORT_BASE) -> str:
-    """host:port of a cluster whose node 0 has this address."""
+    """Return host:port of a cluster whose node 0 has this address."""
     return f"{address}:{port_base}"
 
 
 def own_address() -> str:
-    """This machine's address on the interface that routes outwards; the loopback without one."""
+    """Return this machine's address on the outbound interface; the loopback address if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # a documentation address: chooses an interface, sends nothing
+            probe.connect(("192.0.2.1", 9))  # documentation address: selects an interface, sends nothing
         except OSError:
             return LOOPBACK
         return probe.getsockname()[0]
@@ -135,12 +135,15 @@ def own_address() -> str:
 def ray_node(
     node: Node, *, deadline_seconds: float = 120.0, until: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The node is up while inside; yields the process that stays as long as it is. WorkerLost with Ray's own output where
-    it did not come up in time, or with who holds one of its ports; SystemExit(0) where the file `until` appears before it is up."""
-    if held := ports.taken(node.fixed_ports()):
+    """Run a Ray node inside the block; yield its `ray start` process.
+
+    Raises WorkerLost if a port is in use (naming the process) or the node is not up in time (with Ray's
+    output), SystemExit(0) if the file `until` appears first.
+    """
+    if conflicts := ports.taken(node.fixed_ports()):
         raise WorkerLost(
-            f"node {node.number} ({node.address}) cannot start Ray: {'; '.join(held)}; end what holds them, or choose another "
-            "first port (--port-base, MRL_PORT_BASE)"
+            f"node {node.number} ({node.address}) cannot start Ray: {'; '.join(conflicts)}; end these "
+            "processes, or choose another first port (--port-base, MRL_PORT_BASE)"
         )
     raise_open_files()
     with session_folder() as folder:
@@ -150,7 +153,7 @@ def ray_node(
             **token_environment(node.token),
             "MRL_SESSION": str(folder),
         }
-        # Niceness as in launch/cluster/cluster.py; what the user has set stays.
+        # Niceness as in launch/cluster/cluster.py; variables that the user has set stay.
         no_events = {f"RAY_{name}": str(value) for name, value in NO_TASK_EVENTS.items()}
         environment = {**HEALTH, **no_events, "RAY_worker_niceness": "0", **environment}
         try:
@@ -160,9 +163,9 @@ def ray_node(
 
 
 def raise_open_files() -> None:
-    """Let this process and its children open as many files as the system allows.
+    """Raise the open-file limit of this process and its children to MOST_OPEN_FILES or the hard limit.
 
-    `ray.init` does so on one machine; `ray start` leaves a node's workers the 1024 that a user usually has.
+    `ray.init` does this on one machine; `ray start` leaves workers at the user's limit, usually 1024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
@@ -173,11 +176,11 @@ def raise_open_files() -> None:
 def _start(
     node: Node, folder: Path, environment: dict[str, str], deadline: float, until: Path | None
 ) -> subprocess.Popen[bytes]:
-    """`ray start`, again while the head is not there yet.
+    """Run `ray start`, and retry while the head is not up.
 
-    It blocks: Ray's processes stay its children, where a batch system that kills process trees finds them. They are in a group of
-    their own: torchrun signals the group of what it started, and a node that hears SIGTERM is gone 10 s later, whether or not the
-    driver has finished its step.
+    It blocks, so that Ray's processes stay its children and a batch system that kills process trees finds
+    them. They have their own process group, because torchrun signals the group of its child, and a node exits
+    10 s after SIGTERM even if the driver has not finished its step.
     """
     output = folder / "start.log"
     while True:
@@ -201,17 +204,17 @@ def _start(
             process.kill()
             process.wait()
             raise
-        _end_session(folder)  # what the attempt left holds the ports of the next one
+        _end_session(folder)  # processes of a failed attempt would hold the ports
         process.wait()
         if time.monotonic() > deadline:
             raise WorkerLost(
                 f"Ray on node {node.number} ({node.address}) was not up in time; head {node.head}. "
-                f"It said:\n{output.read_text(encoding='utf-8', errors='replace')[-3000:]}"
+                f"Its output:\n{output.read_text(encoding='utf-8', errors='replace')[-3000:]}"
             )
 
 
 def _end_session(folder: Path, *, grace_seconds: float = 4.0) -> None:
-    """Ends the processes of the session whose files are in `folder`: asked first, then killed. Touches no other."""
+    """End only the processes of the session of `folder`: with SIGTERM, after a grace period with SIGKILL."""
     deadline = time.monotonic() + grace_seconds
     number = signal.SIGTERM
     while pids := members(str(folder), {os.getpid()}):
@@ -226,42 +229,42 @@ def _end_session(folder: Path, *, grace_seconds: float = 4.0) -> None:
 
 
 def token_of_environment() -> str:
-    """The cluster's secret. ConfigError where there is none, or a short one."""
+    """Return the cluster's secret. Raises ConfigError if it is missing or short."""
     token = os.environ.get(TOKEN, "")
     if len(token) < 32:
         raise ConfigError(
-            f"{TOKEN} must hold the cluster's secret, at least 32 letters, the same on every node"
+            f"{TOKEN} must contain the cluster's secret: at least 32 characters, the same on every node"
         )
     return token
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Starts the node and stays; exits with 0 when told to leave."""
+    """Start the node and wait; exit with 0 on SIGTERM, SIGINT or the file --until."""
     parser = argparse.ArgumentParser(prog="python -m mrl.launch.cluster.ray_node", description=__doc__)
-    parser.add_argument("--number", type=int, required=True, help="the node's number, 0 is the head")
+    parser.add_argument("--number", type=int, required=True, help="node number; 0 is the head")
     parser.add_argument("--head", required=True, help="host:port of the head")
     parser.add_argument(
-        "--slots", type=int, default=0, help="slots of this node; 0: its GPUs, or one without"
+        "--slots", type=int, default=0, help="slots of this node; 0: one per GPU, or 1 without GPUs"
     )
     parser.add_argument(
-        "--gpus", type=int, default=None, help="GPUs of this node; absent: those that torch sees"
+        "--gpus", type=int, default=None, help="GPUs of this node; by default those that torch sees"
     )
     parser.add_argument(
-        "--object-store-bytes", type=int, default=0, help="0: launch.object_store_bytes' default"
+        "--object-store-bytes", type=int, default=0, help="0: the default of launch.object_store_bytes"
     )
     parser.add_argument("--address", default=None, help="this machine's address")
     parser.add_argument("--port-base", type=int, default=PORT_BASE)
-    parser.add_argument("--until", default=None, help="leave when this file appears")
+    parser.add_argument("--until", default=None, help="exit when this file appears")
     options = parser.parse_args(arguments)
 
     def leave(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.SIG_IGN)
+        for ignored in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(ignored, signal.SIG_IGN)
         raise SystemExit(0)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a batch system's warning concerns the driver
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a batch system's warning is for the driver
     gpus = own_gpus() if options.gpus is None else options.gpus
     slots = options.slots or gpus or 1
     node = Node(
@@ -282,7 +285,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         )
         while until is None or not until.exists():
             if process.poll() is not None:
-                raise WorkerLost(f"Ray on node {node.number} ended by itself with {process.returncode}")
+                raise WorkerLost(f"Ray on node {node.number} exited unexpectedly with {process.returncode}")
             time.sleep(1.0)
     raise SystemExit(0)
 

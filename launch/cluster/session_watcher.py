@@ -1,13 +1,13 @@
-"""Cleans up after a driver, however it ended: `session_watcher.py FOLDER`, started by it with a pipe as
-standard input.
+"""Clean up after a driver, however it ended: `session_watcher.py FOLDER`; the driver starts it with a pipe as
+stdin.
 
-Waits until the driver is gone (the pipe closes), gives the session's processes some seconds to follow it,
-kills what is left of exactly this session, then removes the folder. A process is the session's when
-MRL_SESSION in its environment is the folder, or when it has a file of the folder open: Ray's agents overwrite
-their environment with a process title. The driver itself, which keeps Ray's log open while it leaves, is
-never killed. One that closes says so in the pipe; of one that ended without a word the watcher says it,
-because Ray ends a driver that hands something to a raylet that died, or whose GCS has not answered for a
-minute. Imports nothing that is not Python's own: it starts before all else.
+Waits until the driver is gone (the pipe closes), gives the session's processes some seconds to end, kills the
+remaining processes of exactly this session, then removes the folder. A process belongs to the session if
+MRL_SESSION in its environment is the folder, or if it has a file of the folder open: Ray's agents overwrite
+their environment with a process title. The driver itself, which keeps Ray's log open while it exits, is never
+killed. A driver that closes writes to the pipe. If one ends without that, the watcher reports it, because Ray
+ends a driver whose raylet died or whose GCS has not responded for a minute. Imports only the standard
+library: it starts first.
 """
 
 import contextlib
@@ -20,13 +20,16 @@ import time
 GRACE_SECONDS = 8.0
 LONGEST_SECONDS = 40.0
 CLOSES = "closes"
-"""What a driver says that ends by itself."""
-GO_ON = "the same command goes on from the last checkpoint"
-WHY = f"it was killed, or Ray ended it, whose raylet or GCS was gone; what it started is ended, and {GO_ON}, if there is one"
+"""What a driver writes to the pipe if it ends by itself."""
+GO_ON = "the same command resumes from the last checkpoint"
+WHY = (
+    "it was killed, or Ray ended it because its raylet or GCS was gone; its processes are being ended, and "
+    f"{GO_ON}, if there is one"
+)
 
 
 def belongs(pid: int, folder: str) -> bool:
-    """Whether a process is of the session; not where it cannot be read."""
+    """Return True if a process belongs to the session; False if its files cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as environment:
             if os.fsencode(f"MRL_SESSION={folder}") in environment.read().split(b"\0"):
@@ -38,7 +41,7 @@ def belongs(pid: int, folder: str) -> bool:
 
 
 def members(folder: str, spared: set[int]) -> list[int]:
-    """Pids of the session, without those that are spared."""
+    """Return the session's pids, without the spared ones."""
     pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - spared
     return [pid for pid in pids if belongs(pid, folder)]
 
@@ -48,14 +51,14 @@ def main(folder: str) -> None:
     owner = os.getppid()
     spared = {os.getpid(), owner}
     if sys.stdin.read() != CLOSES:
-        with contextlib.suppress(OSError):  # who reads it may be gone too
+        with contextlib.suppress(OSError):  # the reader may be gone too
             print(f"mrl: process {owner} ended without closing: {WHY}", file=sys.stderr, flush=True)
     start = time.monotonic()
     while (waited := time.monotonic() - start) < LONGEST_SECONDS:
-        left = members(folder, spared)
-        if not left:
+        remaining = members(folder, spared)
+        if not remaining:
             break
-        for pid in left if waited > GRACE_SECONDS else ():
+        for pid in remaining if waited > GRACE_SECONDS else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.2)

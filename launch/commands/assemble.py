@@ -1,6 +1,6 @@
-"""Everything a run stands on, from configuration to workers that are up; all of it down again at the end.
+"""Start everything a run needs, from its configuration to running workers, and stop it at the end.
 
-Order: the checks (launch/commands/check.py) first, then verifiers, cluster, workers.
+Order: checks (launch/commands/check.py), verifiers, cluster, workers.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from mrl.trajectories.rewards import RewardWorkers
 log = logging.getLogger(__name__)
 
 WORKER_VARIABLES = ("MRL_SESSION", "NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""What workers inherit of the driver's environment; nothing else."""
+"""The only variables that workers inherit from the driver's environment."""
 MOST_THREADS = 8
-"""Intra-op threads of one rank on a GPU node; more gain nothing."""
+"""Maximum intra-op threads of a rank on a GPU node; more gain nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What a loop is made of."""
+    """Parts of a training loop."""
 
     config: Config
     hybrid: Hybrid
@@ -74,9 +74,9 @@ class Parts:
     prompts: PromptStream
     clock: PhaseClock
     pieces: Pieces
-    """The texts of single tokens, for samples.jsonl."""
+    """Texts of single tokens, for samples.jsonl."""
     lengths: Lengths | None = None
-    """Of each response, instead of where the policy would end it; for measurements."""
+    """Fixed response lengths, for measurements; None: the policy ends its responses."""
 
     def loop(
         self,
@@ -85,18 +85,18 @@ class Parts:
         *,
         should_stop: Callable[[], str | None] = lambda: None,
     ) -> OnPolicyLoop | StreamLoop:
-        """The configured schedule at its first step."""
+        """Return the loop of the configured schedule, before its first step."""
         config, prompts, sampling = self.config, self.prompts, Sampling.of(self.config, self.lengths)
         common = self.dataset.validation_prompts(config.loop.validation.num_prompts), recorder, checkpoints
-        more: dict[str, Any] = {"should_stop": should_stop, "throughput": self.throughput()}
+        options: dict[str, Any] = {"should_stop": should_stop, "throughput": self.throughput()}
         if config.loop.schedule == "stream":
             self.rollouts.open_buffer(config, prompts, sampling)
-            return StreamLoop(config, self.hybrid, self.rollouts, *common, **more)
+            return StreamLoop(config, self.hybrid, self.rollouts, *common, **options)
         supply = GroupSupply(config, prompts, sampling)
-        return OnPolicyLoop(config, self.hybrid, self.rollouts, supply, *common, **more)
+        return OnPolicyLoop(config, self.hybrid, self.rollouts, supply, *common, **options)
 
     def throughput(self) -> Throughput:
-        """How tokens and operations of a step are told, with the peak of the slowest of the devices."""
+        """Return the throughput meter; its peak FLOP/s is the slowest device's, or None if one is unknown."""
         config = self.config
         names = self.hybrid.train.device_names()
         peaks = [peak_flops(name, config.training.dtype) for name in names]
@@ -110,14 +110,14 @@ class Parts:
 def assembled(
     config: Config, *, log_folder: Path, when_checked: Callable[[], None] = lambda: None
 ) -> Iterator[Parts]:
-    """Workers up, before the first weight sync. ConfigError and DataError come before anything is started, and before
-    `when_checked` is called.
+    """Start all workers, before the first weight sync; stop them at the end of the block.
 
-    The clock has the start's parts: check, cluster, workers, connect.
+    ConfigError and DataError are raised before anything starts and before `when_checked` is called. The clock
+    has the phases of the start: check, cluster, workers, connect.
     """
     clock = PhaseClock()
     with contextlib.ExitStack() as stack:
-        gc.disable()  # a start imports and keeps; looking for what it could drop takes a fifth of its imports' time
+        gc.disable()  # garbage collection takes a fifth of the import time and frees nothing
         stack.callback(gc.enable)
         with clock.phase("check"):
             inputs = check_run(config)
@@ -139,12 +139,12 @@ def assembled(
             stack.enter_context(without_rays_words())
         if config.rollout.workers == "node":
 
-            def beside(hybrid: Hybrid) -> contextlib.AbstractContextManager[object]:
+            def start_workers(hybrid: Hybrid) -> contextlib.AbstractContextManager[object]:
                 return worker_processes(config, hybrid, inputs, clock, log_folder).started()
 
-            hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder, beside=beside))
+            hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder, beside=start_workers))
             workers = hybrid.rollout.workers
-            assert isinstance(workers, RolloutWorkerGroup), "they were started beside"
+            assert isinstance(workers, RolloutWorkerGroup), "start_workers started them"
             make = in_workers(config, workers)
         else:
             rewards = stack.enter_context(reward_processes(config, engines, inputs.trial))
@@ -165,36 +165,37 @@ def assembled(
 
 @contextlib.contextmanager
 def _looked_after(ray: OwnRay, overdue: Overdue, clock: PhaseClock) -> Iterator[None]:
-    """While the workers are up Ray's own processes live, and the driver comes back."""
+    """Watch Ray's processes and the driver while the workers are up."""
 
-    def look(event: Event) -> None:
+    def check_ray(event: Event) -> None:
         ray.require(clock.current)
 
-    clock.listeners.append(look)
+    clock.listeners.append(check_ray)
     overdue.begin()
     try:
         yield
     finally:
-        clock.listeners.remove(look)
+        clock.listeners.remove(check_ray)
         overdue.closing(without_ray=bool(ray.gone()))
 
 
 def _starting(config: Config) -> str:
-    """What the minute of silence that follows is spent on."""
-    asked = f", and for rewards {', '.join(config.reward.engines)}" if config.reward.engines else ""
+    """Return a line about the following minute, in which nothing is printed."""
+    reward_engines = f", and for rewards {', '.join(config.reward.engines)}" if config.reward.engines else ""
     ranks, engines = config.training.layout.world_size, config.num_engines
-    own = config.launch.engine_slots
-    where = f"{own} slots of their own" if own else f"{ranks} slots"
-    return f"starting Ray, {ranks} trainer ranks and {engines} engines on {where}{asked}"
+    engine_slots = config.launch.engine_slots
+    slots = f"{engine_slots} slots of their own" if engine_slots else f"{ranks} slots"
+    return f"starting Ray, {ranks} trainer ranks and {engines} engines on {slots}{reward_engines}"
 
 
 def reward_processes(
     config: Config, engines: RewardEngines, trial: Sequence[Prompt]
 ) -> contextlib.AbstractContextManager[RewardWorkers]:
-    """The reward workers on the driver's node. Waits for the engines that they ask, and tries what asks these."""
+    """Return the driver node's reward workers; wait for judges' servers and try the verifiers that use
+    them."""
     section = engines.ready()
-    if late := [prompt for prompt in trial if asks_engine(section, prompt)]:
-        check_rewards(section, late)
+    if untried := [prompt for prompt in trial if asks_engine(section, prompt)]:
+        check_rewards(section, untried)
     return reward_pool(config, section, check=engines.check)
 
 
@@ -205,7 +206,7 @@ def in_driver(
     environments: Environments | None,
     acting: Acting | None,
 ) -> Callable[[RolloutThread], GroupMaker]:
-    """Return what makes groups in the driver's rollout thread, over a hybrid engine's engines."""
+    """Return a factory of the group maker of the driver's rollout thread, over a hybrid engine's engines."""
     group = hybrid.rollout
 
     def engines(thread: RolloutThread) -> EnginePool:
@@ -243,7 +244,7 @@ def worker_processes(
 
 
 def in_workers(config: Config, workers: RolloutWorkerGroup) -> Callable[[RolloutThread], GroupMaker]:
-    """Return what makes groups in rollout workers."""
+    """Return a factory of the group maker that runs in rollout workers."""
 
     def make(thread: RolloutThread) -> GroupMaker:
         return RemoteRollouts(
@@ -260,7 +261,7 @@ def in_workers(config: Config, workers: RolloutWorkerGroup) -> Callable[[Rollout
 def rollout_thread(
     config: Config, make: Callable[[RolloutThread], GroupMaker], clock: PhaseClock
 ) -> RolloutThread:
-    """Start the thread that a schedule gets groups from, which `make` makes."""
+    """Start the thread that supplies a schedule with the groups of `make`."""
     return RolloutThread(make, clock, deadline_seconds=config.loop.phase_deadline_seconds)
 
 
@@ -272,8 +273,8 @@ def hybrid_engine(
     *,
     beside: Callable[[Hybrid], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Iterator[Hybrid]:
-    """Start both worker groups on the slots of the connected cluster; close them at the end. `beside`: entered
-    before they are waited for, and left before they are closed."""
+    """Start trainer ranks and engines on the connected cluster's slots; close them at the end. `beside`: a
+    context entered before waiting for them, and left before closing them."""
     gpus = has_gpus()
     placement = place(config.num_slots, gpus=gpus, deadline_seconds=config.launch.start_deadline_seconds)
     config = config.as_placed(shares_memory=not gpus and len(set(placement.nodes)) == 1)
@@ -283,8 +284,8 @@ def hybrid_engine(
     options: dict[str, Any] = {"environment": environment, "log_folder": str(log_folder)}
     with contextlib.ExitStack() as stack:
         stack.callback(placement.remove)
-        if found := unmet(config, read_config(config.model.path), placement.nodes, gpus=gpus):
-            raise ConfigError("\n".join(found))
+        if faults := unmet(config, read_config(config.model.path), placement.nodes, gpus=gpus):
+            raise ConfigError("\n".join(faults))
         kind = TwoPools if config.launch.engine_slots else Hybrid
         hybrid = kind(
             config,
@@ -306,9 +307,11 @@ def hybrid_engine(
 
 
 def worker_environment(config: Config, *, slots_per_node: int | None = None) -> dict[str, str]:
-    """Of every worker; `slots_per_node` where slots are GPUs. The threads of a rank are a setting on CPU, and
-    on GPUs its share of the node's cores (the driver's node stands for all): loading widens and cuts weights
-    there."""
+    """Return the variables of all workers; `slots_per_node`: set if slots are GPUs.
+
+    Threads of a rank are a setting on CPU, and on GPUs its share of the driver node's cores, because loading
+    converts and shards weights there.
+    """
     threads = max(config.training.num_threads, config.rollout.num_threads)
     if slots_per_node is not None:
         threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // (2 * slots_per_node)))

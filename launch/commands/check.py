@@ -1,8 +1,6 @@
-"""Everything a configuration names is looked at before anything starts: one list of checks, for `mrl train`
-and for its dry run.
+"""Check everything a configuration names before anything starts, for `mrl train` and its dry run.
 
-The cheap checks run first and their faults are told together; rows are read, and rewards tried, once those
-pass.
+The cheap checks run first and report their faults together; if they pass, rows are read and rewards tried.
 """
 
 from __future__ import annotations
@@ -44,37 +42,36 @@ from mrl.training.hf.hf_folder import check_folder, read_config
 log = logging.getLogger(__name__)
 
 TRIAL_PROMPTS = 64
-"""Prompts with which rewards are tried: one of each domain, or more where that says nothing."""
+"""Prompts to try rewards with: one per domain, or more if one is not conclusive."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a run reads: made by the checks, kept for the run."""
+    """Inputs of a run; the checks make them, the run keeps them."""
 
     dataset: Dataset
     acting: Acting | None
     trial: tuple[Prompt, ...]
-    """The first prompts, with which rewards are tried."""
+    """First prompts, to try rewards with."""
     pieces: Pieces
-    """The texts of single tokens, for samples.jsonl."""
+    """Texts of single tokens, for samples.jsonl."""
     warnings: tuple[str, ...]
-    """What works and is probably not meant, of settings and rows."""
+    """Settings and rows that work but are probably unintended."""
 
 
 def check_run(config: Config) -> Inputs:
-    """What the run will read. ConfigError has one line for each fault, with what to do; nothing is started
-    but reward processes.
+    """Run all checks and return the inputs of the run; starts only reward processes.
 
-    Makes the model's folder where `model.new` says so.
+    Creates the model's folder if `model.new` is set. Raises ConfigError with one line per fault.
     """
-    found = [_looked_at(each, config) for each in (*CHECKS, check_tokenizer)]
-    if faults := dict.fromkeys(line for _, lines in found for line in lines):
-        raise _told_together(list(faults))
-    tokenizer, _ = found[-1]
+    results = [_result_of(check, config) for check in (*CHECKS, check_tokenizer)]
+    if faults := dict.fromkeys(line for _, lines in results for line in lines):
+        raise _joined_error(list(faults))
+    tokenizer, _ = results[-1]
     if unknown := ThoughtMarks(tokenizer).unknown:
         log.warning(
-            "model.path: the tokenizer has %s, which may be marks of thoughts that mrl does not know: verifiers would take a thought for "
-            "the answer then. Add them to the table in mrl/rewards/thoughts.py",
+            "model.path: the tokenizer has %s, which may be thought marks unknown to mrl; verifiers would "
+            "then score thoughts as answers: add the marks to the table in mrl/rewards/thoughts.py",
             ", ".join(unknown[:5]),
         )
     acting = look_at(config, tokenizer)
@@ -93,8 +90,7 @@ def check_run(config: Config) -> Inputs:
 
 
 def dry_run(config: Config) -> tuple[str, ...]:
-    """Run the checks of a run and return its warnings. Nothing is left behind: a model that would be made at its path is made
-    elsewhere."""
+    """Run the checks of a run and return its warnings; a new model is made in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         if config.model.new is not None and not Path(config.model.path).exists():
             model = config.model.model_copy(update={"path": f"{folder}/model"})
@@ -103,87 +99,88 @@ def dry_run(config: Config) -> tuple[str, ...]:
 
 
 def check_elastic(config: Config) -> None:
-    """What the run would go on with on fewer slots could run there."""
+    """Check that each configuration of launch.elastic can run on its slots."""
     gpus = own_gpus()
-    for words, made in smaller(config):
+    for words, elastic in smaller(config):
         nodes = requirements.node_numbers(
-            made.num_slots, config.launch.slots_per_node or gpus or made.num_slots
+            elastic.num_slots, config.launch.slots_per_node or gpus or elastic.num_slots
         )
-        if found := requirements.unmet(made, read_config(config.model.path), nodes, gpus=bool(gpus)):
-            raise ConfigError("\n".join(f"launch.elastic, {' '.join(words)}: {line}" for line in found))
+        if faults := requirements.unmet(elastic, read_config(config.model.path), nodes, gpus=bool(gpus)):
+            raise ConfigError("\n".join(f"launch.elastic, {' '.join(words)}: {line}" for line in faults))
 
 
 def check_resume(config: Config) -> None:
-    """The run's newest checkpoint, where there is one, is of a model and of settings that these can go on from."""
-    if (begun := started.newest(Path(config.run_folder) / "checkpoints")) is not None:
-        folder, about, state = begun
+    """Check that the run can resume from its newest checkpoint, if any, with this model and settings."""
+    if (checkpoint := started.newest(Path(config.run_folder) / "checkpoints")) is not None:
+        folder, about, state = checkpoint
         started.require_same_model(folder, about, config)
         resuming.require_resumable(state, config)
 
 
 def check_trackers(config: Config) -> None:
-    """Each tracker's package is installed."""
+    """Check that each tracker's package is installed."""
     trackers.require_installed(config.logging.trackers)
 
 
 def check_loss(config: Config) -> None:
-    """A custom loss can be imported, takes its options and gives a loss for tokens."""
+    """Check that a custom loss can be imported, accepts its options and returns a loss for tokens."""
     from mrl.algorithms.losses import try_loss
 
     try_loss(config.algorithm.loss)
 
 
 def check_reward_plugins(config: Config) -> None:
-    """Users' reward functions can be read and called."""
+    """Check that users' reward functions can be imported and called."""
     check_plugins(config.reward.all_verifiers())
 
 
 def check_data_files(config: Config) -> None:
-    """Every file of rows can be opened and has a first row."""
+    """Check that every data file can be opened and has a first row."""
     entries = (*config.data.train_entries(), *config.data.validation_entries())
     paths = dict.fromkeys(path for entry in entries for path in entry.paths)
-    if faults := [line for path in paths for line in _looked_at(lambda p: next(iter(read_rows(p))), path)[1]]:
+    if faults := [line for path in paths for line in _result_of(lambda p: next(iter(read_rows(p))), path)[1]]:
         raise DataError("\n".join(faults))
 
 
 def check_gpus(config: Config) -> None:
-    """nvidia-smi, torch and vLLM agree about this machine's GPUs, where the run is to use them; of a cluster
-    preflight asks."""
-    if not address_of(config.launch) and (found := disagreements(look(), slots=config.launch.slots_per_node)):
-        raise ConfigError("\n".join(found))
+    """Check that nvidia-smi, torch and vLLM agree about this machine's GPUs; preflight checks a cluster's."""
+    if not address_of(config.launch) and (
+        faults := disagreements(look(), slots=config.launch.slots_per_node)
+    ):
+        raise ConfigError("\n".join(faults))
 
 
 def check_policy(config: Config, *, engines: bool = True) -> None:
-    """The model's folder holds a model that can be trained, cut as configured and, by `engines`, served."""
+    """Check that the model can be trained, sharded as configured and, with `engines`, served."""
     if config.model.new is not None:
-        check_data_files(config)  # the new model's tokenizer is made from them
+        check_data_files(config)  # the new model's tokenizer is trained on them
     new_model.ensure(
         config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed
     )
     if has_score(read_config(config.model.path)) and not (
         config.tune and config.tune.objective.is_reward_model
     ):
-        raise ConfigError(f"model.path = {config.model.path} is a reward model, which writes no text")
+        raise ConfigError(f"model.path = {config.model.path} is a reward model, which cannot generate text")
     gpus = own_gpus()
     per_node = config.launch.slots_per_node or gpus or config.num_slots
     nodes = requirements.node_numbers(config.num_slots, per_node)
-    # What an existing cluster's slots are is known when it is joined: launch/commands/assemble.py asks again.
+    # Slots of an existing cluster are known when it is joined: launch/commands/assemble.py checks again.
     served_here = not gpus and not address_of(config.launch)
     hf = read_config(config.model.path)
-    if found := requirements.unmet(config, hf, nodes, gpus=not served_here, engines=engines):
-        raise ConfigError("\n".join(found))
+    if faults := requirements.unmet(config, hf, nodes, gpus=not served_here, engines=engines):
+        raise ConfigError("\n".join(faults))
     _check_weights(config.model.path, config.model.path)
 
 
 def check_reference(config: Config) -> None:
-    """The reference policy's folder has the policy's tensors."""
+    """Check that the reference's folder has the policy's tensors."""
     path = config.model.reference_path
     if path is not None and config.algorithm.needs_reference and Path(config.model.path).exists():
         _check_weights(path, config.model.path)
 
 
 def check_critic(config: Config) -> None:
-    """The critic's folder holds a model that can be trained and reads the policy's tokens."""
+    """Check that the critic's folder has a trainable model with the policy's vocabulary."""
     path = config.critic.path if config.critic is not None else None
     if path is None:
         return
@@ -193,32 +190,31 @@ def check_critic(config: Config) -> None:
     _check_weights(path, path)
     if Path(config.model.path).exists() and hf["vocab_size"] != read_config(config.model.path)["vocab_size"]:
         raise ConfigError(
-            f"critic.path = {path} has a vocabulary of {hf['vocab_size']} tokens, the policy another; the critic reads the "
-            "policy's tokens"
+            f"critic.path = {path} has a vocabulary of {hf['vocab_size']} tokens, the policy has another; "
+            "the critic reads the policy's tokens"
         )
 
 
 def check_tokenizer(config: Config) -> Any:
-    """The tokenizer of the model's folder, whose ids are rows of the model's embedding and in whose text the stops of
-    the configuration can occur; None where there is no model."""
+    """Return the tokenizer; check its ids, and that responses can end. None without a model."""
     if not (Path(config.model.path) / "config.json").is_file():
-        return None  # that is check_policy's to say
+        return None  # check_policy reports it
     size = int(read_config(config.model.path)["vocab_size"])
     tokenizer = tokenizer_of(config.model)
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= size:
         raise ConfigError(
-            f"the tokenizer in {config.model.path} has ids up to {largest}, the model's vocab_size is {size}; "
-            "they do not belong together"
+            f"the tokenizer in {config.model.path} has ids up to {largest}, the model's vocab_size is "
+            f"{size}; they do not match"
         )
     require_can_end(config.rollout, tokenizer, size)
     if not end_of_text(tokenizer, config.model.path) and not (
         config.rollout.stop or config.rollout.stop_token_ids
     ):
         raise ConfigError(
-            f"model.path = {config.model.path}: no end-of-text token stands in tokenizer_config.json (eos_token), "
-            "generation_config.json or config.json (eos_token_id), so that no response would ever end; add it there, or set "
-            "rollout.stop_token_ids or rollout.stop"
+            f"model.path = {config.model.path}: tokenizer_config.json (eos_token), generation_config.json "
+            "and config.json (eos_token_id) have no end-of-text token, so that no response would end; add it "
+            "there, or set rollout.stop_token_ids or rollout.stop"
         )
     return tokenizer
 
@@ -237,25 +233,24 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
     check_elastic,
     check_resume,
 )
-"""Beside that of the tokenizer, which the data needs. Each takes milliseconds to seconds and raises ConfigError or
-DataError, one line for each fault."""
+"""All checks but the tokenizer's; they take milliseconds to seconds and raise one line per fault."""
 
 
 def _check_weights(folder: str, policy: str) -> None:
-    """`folder` has the tensors of the policy's config.json, by name, shape and kind of type."""
+    """Check that `folder` has the tensors of the policy's config.json, by name, shape and kind of type."""
     hf = read_config(policy)
     check_folder(folder, family_of(hf), hf)
 
 
-def _looked_at(check: Callable[[Any], Any], subject: Any) -> tuple[Any, list[str]]:
-    """(what a check gives, what it says against its subject, line by line: nothing where it passes)."""
+def _result_of(check: Callable[[Any], Any], subject: Any) -> tuple[Any, list[str]]:
+    """Return (result of a check, its fault lines: empty if it passes)."""
     try:
         return check(subject), []
     except (ConfigError, DataError) as error:
         return None, str(error).splitlines()
 
 
-def _told_together(faults: Sequence[str]) -> ConfigError:
+def _joined_error(faults: Sequence[str]) -> ConfigError:
     if len(faults) == 1:
         return ConfigError(faults[0])
     return ConfigError(

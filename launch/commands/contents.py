@@ -1,4 +1,4 @@
-"""What makes two measurements the same: what the files of a model and of its rewards hold, wherever they lie."""
+"""Digests of a model's and its rewards' files, to recognise the same measurement wherever the files are."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _OF_A_TOKENIZER = frozenset({".json", ".jinja", ".txt", ".model", ".py"})
 
 
 def model_digest(path: str) -> str:
-    """SHA-256, in hex, over names, sizes and SHA-256 of the files of a model folder: what was measured, wherever it lies."""
+    """Return a hex SHA-256 over names, sizes and SHA-256 of the files of a model folder."""
     return _folder_digest(Path(path), [file.name for file in Path(path).iterdir() if file.is_file()])
 
 
 def engine_contents(section: RewardSection) -> dict[str, str]:
-    """Return the digest of each engine's model; the path of one that is not there, as whoever starts it will say."""
+    """Return the digest of each engine's model, or its path if the folder does not exist."""
     return {
         name: model_digest(engine.model) if Path(engine.model).is_dir() else engine.model
         for name, engine in section.engines.items()
@@ -29,8 +29,7 @@ def engine_contents(section: RewardSection) -> dict[str, str]:
 
 
 def part_contents(part: KindPart, include: set[str]) -> dict[str, Any]:
-    """Return some settings of a verifier as JSON values, with a digest of what it holds in the place of each file and folder that they
-    name."""
+    """Return the `include` settings of a verifier as JSON values, with digests of files and folders."""
     tree = part.model_dump(mode="json", include=include)
     if part.kind == "plugin" and "path" in tree:
         place, _, name = str(part.path).rpartition(":")
@@ -52,12 +51,12 @@ def _folder_digest(folder: Path, names: list[str]) -> str:
 
 
 def _file_digest(file: Path | None) -> str | None:
-    """None where there is no such file, as whoever uses it will say."""
+    """Return a file's digest; None if it does not exist (its user reports that)."""
     return file_digest(file, hashlib.sha256) if file is not None and file.is_file() else None
 
 
 def _module_file(name: str) -> Path | None:
-    """The source of a module; nothing of it or of its packages is run."""
+    """Return the source file of a module without running it or its packages."""
     path: Any = search_path()
     spec = None
     for depth in range(1, name.count(".") + 2):

@@ -1,6 +1,6 @@
-"""`mrl data`: the rows of a configuration as the policy sees them, how long they are, and what is left out and why.
+"""`mrl data`: show rows as the policy sees them, their lengths, what is left out and why.
 
-What loads them is what a run loads them with; nothing is started but the environment of episodes, where there is one.
+Rows are loaded as in a run; only the environment of episodes is started, if there is one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mrl.report.terminal import plain, terminal_text
 from mrl.tokenizer_folder import load_tokenizer
 
 BAR, GROUND_TRUTH = 40, 300
-"""Characters of the longest bar of a histogram, and of a ground truth."""
+"""Maximum characters of a histogram bar, and of a ground truth."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Preview:
-    """What was found."""
+    """Result of `mrl data`."""
 
     files: list[FilePreview]
     report: LoadReport
@@ -37,7 +37,7 @@ class Preview:
     max_prompt_tokens: int
 
     def text(self) -> str:
-        """For a terminal."""
+        """Return the result as text for a terminal."""
         lines = [self.report.text(), *(f"data: {note}" for note in self.notes)]
         for file in self.files:
             lines += ["", *_of_file(file, self.max_prompt_tokens)]
@@ -45,7 +45,7 @@ class Preview:
 
 
 def preview(config: Config, *, rows: int) -> Preview:
-    """The first `rows` rows of each file of data.train, data.validation and tune.data. Errors as when a run starts."""
+    """Return the first `rows` rows of each file of data.train, data.validation and tune.data."""
     tokenizer = _tokenizer(config)
     section, tools, notes = config.data, None, []
     if config.agent is not None:
@@ -53,7 +53,9 @@ def preview(config: Config, *, rows: int) -> Preview:
 
         acting = look_at(config, tokenizer)
         tools = acting.tools_of if acting else None
-        notes.append("an episode opens with what its environment makes of its row; rows are shown here")
+        notes.append(
+            "rows are shown here; an episode starts with its environment's first observation of the row"
+        )
     dataset = load_data(section, config.reward, tokenizer, tools=tools)
     notes += dataset.warnings(config.loop)
     files = [
@@ -65,12 +67,12 @@ def preview(config: Config, *, rows: int) -> Preview:
     if config.tune is not None:
         encoder = encoder_of(config, config.tune, tokenizer)
         files += _tuned(config, config.tune, encoder, tokenizer, rows)
-        notes += [f"tune.data: {said}" for said in encoder.unread.sentences()]
+        notes += [f"tune.data: {sentence}" for sentence in encoder.unread.sentences()]
     return Preview(files, dataset.report, notes, section.max_prompt_tokens)
 
 
 def _tokenizer(config: Config) -> Any:
-    """The model's; that of a model that is still to be made is made for the moment."""
+    """Return the model's tokenizer; train a temporary one if the model does not exist yet."""
     model = config.model
     if model.new is None or Path(model.path).exists():
         return tokenizer_of(model)
@@ -86,19 +88,19 @@ def _tuned(
     for load in (load_training, load_validation_rows):
         for row in load(section, encoder, max_length=config.model.max_length).rows:
             by_file.setdefault(row.place.rpartition(":")[0], []).append(row)
-    return (of_tuned(file, found, tokenizer, rows=rows) for file, found in by_file.items())
+    return (of_tuned(file, file_rows, tokenizer, rows=rows) for file, file_rows in by_file.items())
 
 
 def _of_file(file: FilePreview, max_prompt_tokens: int) -> Iterator[str]:
-    out = sum(each.count for each in file.left_out)
-    yield f"{file.use} {file.file}: {file.kept + out} rows, {file.kept} left"
+    num_out = sum(group.count for group in file.left_out)
+    yield f"{file.use} {file.file}: {file.kept + num_out} rows, {file.kept} kept"
     if any(file.domains):
         yield "  domains: " + ", ".join(f"{name} {count}" for name, count in sorted(file.domains.items()))
-    for each in file.left_out:
-        yield f"  left out by data.{each.rule}: {each.count} of domain {each.domain}"
-        yield from (f"    {plain(example)}" for example in each.examples)
-        if each.count > len(each.examples):
-            yield f"    ... and {each.count - len(each.examples)} more"
+    for group in file.left_out:
+        yield f"  left out by data.{group.rule}: {group.count} of domain {group.domain}"
+        yield from (f"    {plain(example)}" for example in group.examples)
+        if group.count > len(group.examples):
+            yield f"    ... and {group.count - len(group.examples)} more"
     if file.lengths:
         limit = "" if file.use == "tune" else f" (data.max_prompt_tokens = {max_prompt_tokens})"
         yield from _histogram(file.lengths, limit)
@@ -118,10 +120,10 @@ def _histogram(lengths: dict[str, Any], limit: str) -> Iterator[str]:
 
 
 def _of_row(row: RowPreview) -> Iterator[str]:
-    named = "".join(
+    labels = "".join(
         f", {name} {value}" for name, value in (("domain", row.domain), ("tag", row.tag)) if value
     )
-    yield f"row {row.place}{named}, {row.tokens} tokens"
+    yield f"row {row.place}{labels}, {row.tokens} tokens"
     yield from terminal_text("prompt", row.text)
     if row.response is not None:
         yield from terminal_text("response", row.response)

@@ -1,5 +1,5 @@
-"""`mrl difficulty`: how often a model folder solves each training prompt. One engine, no trainer, no Ray; a measurement that was
-ended goes on where it was."""
+"""`mrl difficulty`: measure how often a model folder solves each training prompt, with one engine, without
+trainer or Ray. An interrupted measurement resumes."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from mrl.samples import Group, Prompt
 
 DATE, REWARD = "chat_template_date", "reward"
 SCORES = frozenset({"kind", "path", "engine", "server", "style", "group", "min_reward", "weight", "gate"})
-"""Settings of a verifier that decide its score, besides its kind's rules."""
+"""Settings of a verifier that determine its score, besides its kind's rules."""
 PROMPTS_A_WRITE = 256
-"""Prompts whose figures are written down together."""
+"""Prompts per write to the file."""
 
 
 def measure_difficulty(config: Config) -> str:
-    """Writes `data.difficulty.file`; what was found, in a sentence. A sample solves its prompt where its reward, or the first of
-    the named parts of it, is at least 1, as in pass@k.
+    """Write `data.difficulty.file` and return a one-sentence summary.
 
-    ConfigError for a file of another model or sampling, before the engine starts.
+    A sample solves its prompt if its reward, or the first named part of it, is at least 1, as in pass@k.
+    Raises ConfigError for a file of another model or sampling, before the engine starts.
     """
     section = config.data.difficulty
     if section is None:
         raise ConfigError(
-            "mrl difficulty writes data.difficulty.file, which is not given; for instance data.difficulty.file=rates.jsonl"
+            "data.difficulty.file is not set; set the file to write, e.g. data.difficulty.file=rates.jsonl"
         )
     with held(Path(section.file), "data.difficulty.file"):
         return _measure(config, section)
@@ -54,8 +54,8 @@ def measure_difficulty(config: Config) -> str:
 
 def _measure(config: Config, section: DifficultySection) -> str:
     damaged: list[bytes] = []
-    begun = RateFile.read(section.file, damaged=damaged) if Path(section.file).exists() else None
-    config = started.dated(config, begun and begun.about.get(DATE))
+    existing = RateFile.read(section.file, damaged=damaged) if Path(section.file).exists() else None
+    config = started.dated(config, existing and existing.about.get(DATE))
     tokenizer = tokenizer_of(config.model)
     acting = look_at(config, tokenizer)
     unchosen = config.data.model_copy(update={"difficulty": None})
@@ -63,7 +63,7 @@ def _measure(config: Config, section: DifficultySection) -> str:
     print(dataset.report.text(), file=sys.stderr, flush=True)
     prompts = list({prompt_id(p): p for source in dataset.train for p in source.rows}.values())
     sampling = dataclasses.replace(Sampling.of(config), num_samples=section.samples)
-    file = _begun(section, begun, _about(config, sampling))
+    file = _resumed(section, existing, _about(config, sampling))
     if damaged:
         put_aside(Path(section.file), damaged)
     survey = Survey(prompts, file, section, sampling, config.reward)
@@ -75,7 +75,7 @@ def _measure(config: Config, section: DifficultySection) -> str:
 
 
 class Survey:
-    """Asks about prompts, some at a time, until each one's rate is known."""
+    """Measures prompts in parts until each one's solve rate is known."""
 
     def __init__(
         self,
@@ -89,15 +89,15 @@ class Survey:
         self._file, self._section, self._sampling, self._reward = file, section, sampling, reward
 
     def waiting(self) -> list[Prompt]:
-        """Those that are not known, in order. Each has seeds of its own, the same ones whatever was ended and resumed before."""
+        """Return the prompts without a rate, in order; interruptions do not change a prompt's seeds."""
         return [prompt for prompt in self._prompts if prompt_id(prompt) not in self._file.prompts]
 
     def run(self, rollouts: RolloutThread) -> None:
-        """Asks about all that wait; the file is written on the way."""
+        """Measure all waiting prompts and append to the file as results arrive."""
         path, waiting = Path(self._section.file), self.waiting()
-        begun = [p for p in self._prompts if prompt_id(p) in self._file.prompts]
-        self._file.write(path, begun, self._section)  # a last line without its end is gone, others can follow
-        num_known = len(begun)
+        known = [p for p in self._prompts if prompt_id(p) in self._file.prompts]
+        self._file.write(path, known, self._section)  # removes an incomplete last line
+        num_known = len(known)
         for groups in itertools.batched(rollouts.in_turn(waiting, self._sampling), PROMPTS_A_WRITE):
             self._take(groups)
             with path.open("a", encoding="utf-8") as stream:
@@ -111,7 +111,8 @@ class Survey:
             verdict = groups[0].samples[0].verdict
             reason = f": {verdict.reason}" if verdict and verdict.reason else ""
             raise RewardError(
-                f"none of {len(groups) * self._section.samples} samples has a reward, so that no rate is known{reason}"
+                f"none of {len(groups) * self._section.samples} samples has a reward, so no rate is "
+                f"known{reason}"
             )
         for group, judged in zip(groups, scores, strict=True):
             rate = SolveRate(len(judged), sum(score >= 1.0 for score in judged))
@@ -119,11 +120,11 @@ class Survey:
 
 
 def summary(rates: Sequence[SolveRate], section: DifficultySection) -> str:
-    """How many prompts lie where."""
+    """Return a sentence about the number of prompts within, below and above the limits."""
     counts = Counter(rate.place(section) for rate in rates)
     return (
-        f"{len(rates)} prompts: {counts['inside']} within {section.min:g} to {section.max:g}, {counts['below']} below, "
-        f"{counts['above']} above, {counts['unknown']} without a reward (kept)"
+        f"{len(rates)} prompts: {counts['inside']} within {section.min:g} to {section.max:g}, "
+        f"{counts['below']} below, {counts['above']} above, {counts['unknown']} without a reward (kept)"
     )
 
 
@@ -134,11 +135,11 @@ def _about(config: Config, sampling: Sampling) -> dict[str, Any]:
     ends = {n: list(getattr(config.rollout, n)) for n in ("stop", "stop_token_ids")}
     model = {"model": model_digest(config.model.path), DATE: str(config.model.chat_template_date)}
     rewards = {"samples": sampling.num_samples, REWARD: reward_digest(config.reward)}
-    return {**model, **drawn, **rewards} | {n: own for n, own in ends.items() if own}
+    return {**model, **drawn, **rewards} | {n: values for n, values in ends.items() if values}
 
 
 def reward_digest(section: RewardSection) -> str:
-    """Return a digest of what decides the rewards of each domain: kinds with their rules, weights and gates, what files hold."""
+    """Return a digest of what determines rewards: kinds with rules, weights, gates, file contents."""
     by_domain: dict[str, Any] = dict(section.domains)
     if section.kind is not None or section.parts:
         by_domain[""] = section
@@ -146,20 +147,22 @@ def reward_digest(section: RewardSection) -> str:
         domain: [part_contents(part, {*SCORES, str(part.kind)}) for part in spec.verifiers()]
         for domain, spec in by_domain.items()
     }
-    decides = [rules, engines] if (engines := engine_contents(section)) else rules
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+    contents = [rules, engines] if (engines := engine_contents(section)) else rules
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _begun(section: DifficultySection, file: RateFile | None, about: Mapping[str, Any]) -> RateFile:
-    """The file as far as it goes; a new one where there is none."""
+def _resumed(section: DifficultySection, file: RateFile | None, about: Mapping[str, Any]) -> RateFile:
+    """Return the existing file, or a new one; raise ConfigError if it does not fit the configuration."""
     path = Path(section.file)
     if file is None:
         path.parent.mkdir(parents=True, exist_ok=True)
         return RateFile(about, {})
     for name in {**file.about, **about}:
         saved, value = file.about.get(name), about.get(name)
-        if saved != value and not (name in (DATE, REWARD) and saved is None):  # of an earlier release
+        # None: a file of an earlier release
+        if saved != value and not (name in (DATE, REWARD) and saved is None):
             raise ConfigError(
-                f"data.difficulty.file {path} was measured with {name} = {saved}, this configuration has {value}; name another file"
+                f"data.difficulty.file {path} was measured with {name} = {saved}, this configuration has "
+                f"{value}; set another file"
             )
     return file

@@ -1,4 +1,4 @@
-"""The servers of `reward.engines` in a run: looked at before anything starts, up before the first sample."""
+"""Servers of `reward.engines`: checked before anything starts, running before the first sample."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from mrl.training.hf.hf_folder import read_config, tensor_files
 
 
 def check_engines(config: Config) -> None:
-    """The folders hold models of the kind that is asked for, and their GPUs are there and nobody else's. ConfigError with a
-    line for each fault; reads no weights."""
+    """Check that the folders have models of the required kind, and that their GPUs exist and are not shared;
+    read no weights. Raises ConfigError with one line per fault."""
     faults: list[str] = []
     for name, engine in config.reward.engines.items():
         try:
@@ -36,22 +36,22 @@ def check_engines(config: Config) -> None:
 
 
 def _check_folder(engine: EngineSection, parts: Sequence[KindPart]) -> None:
-    """`parts`: the verifiers that ask the engine, all of one kind."""
+    """Check an engine's folder; `parts`: the verifiers that use it, all of one kind."""
     hf = read_config(engine.model)
     head, known = str((hf.get("architectures") or ["no known model"])[0]), max_positions(language_model(hf))
     if known is not None and (engine.max_length or 0) > known:
         raise ConfigError(f"max_length = {engine.max_length} exceeds the {known} positions of {engine.model}")
     if absent := sorted({path.name for path in tensor_files(engine.model).values() if not path.is_file()}):
-        raise ConfigError(f"{engine.model} lacks {len(absent)} files of weights, first {absent[0]}")
+        raise ConfigError(f"{engine.model} lacks {len(absent)} weights files, the first is {absent[0]}")
     if parts[0].kind == "reward_model":
-        ConversationEncoder(engine.model)  # raises what is wrong with it
+        ConversationEncoder(engine.model)  # raises ConfigError if it is unusable
         return
     if not head.endswith(("ForCausalLM", "ForConditionalGeneration")):
-        raise ConfigError(f"{engine.model} is {head}; kind = llm asks a model that generates")
+        raise ConfigError(f"{engine.model} is {head}; kind = llm needs a model that generates text")
     is_given = any(word.split("=")[0] == "--chat-template" for word in engine.arguments)
     if not is_given and not getattr(load_tokenizer(engine.model), "chat_template", None):
         raise ConfigError(
-            f"{engine.model} has no chat template, by which it is asked; give one in arguments: [--chat-template, FILE]"
+            f"{engine.model} has no chat template; set one with arguments: [--chat-template, FILE]"
         )
 
 
@@ -61,8 +61,7 @@ def _gpu_faults(config: Config) -> list[str]:
 
 @contextlib.contextmanager
 def with_engines(config: Config) -> Iterator[Config]:
-    """The configuration with its rewards' engines up, for a command that has no workers; nothing is started where it has
-    none."""
+    """Run the reward engines, if any, for a command without workers; yield the configuration to use."""
     if not config.reward.engines:
         yield config
         return
@@ -73,7 +72,7 @@ def with_engines(config: Config) -> Iterator[Config]:
 
 @contextlib.contextmanager
 def without_gpus_of(section: RewardSection) -> Iterator[None]:
-    """What is started inside does not see the engines' GPUs, but for those that are slots too."""
+    """Hide the reward engines' GPUs, except those that are also slots, from processes started inside."""
     used = {gpu for engine in section.engines.values() if not engine.shares_slots for gpu in engine.gpus}
     if not used:
         yield
@@ -90,5 +89,5 @@ def without_gpus_of(section: RewardSection) -> Iterator[None]:
 
 
 def asks_engine(section: RewardSection, prompt: Prompt) -> bool:
-    """Whether a verifier of the prompt's domain asks one: it is tried when that is up."""
+    """Return True if a verifier of the prompt's domain uses a reward engine, and so is tried later."""
     return any(part.engine is not None for part in section.for_domain(prompt.domain).verifiers())

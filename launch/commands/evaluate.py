@@ -1,5 +1,4 @@
-"""`mrl eval`: greedy reward, avg@k and pass@k of a model folder on any data file, with the run's verifier. One engine, no trainer, no
-Ray."""
+"""`mrl eval`: measure greedy reward, avg@k and pass@k of a model folder, without trainer or Ray."""
 
 from __future__ import annotations
 
@@ -32,15 +31,16 @@ from mrl.samples import Group, Prompt
 
 SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
 SECONDS_BETWEEN = 10.0
-"""From one line about how far it is to the next."""
+"""Between two progress lines."""
 
 
 def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
-    """`val/reward` (and `val/accuracy`, if it is one), `val/avg@k` and `val/pass@k` for k = loop.validation.num_samples, over data.validation.
+    """Return `val/reward` (and `val/accuracy`, if it is one), `val/avg@k` and `val/pass@k` over
+    data.validation.
 
-    No training row is read. The new folder `out` has a summary (the model, the settings, and at the end the metrics) and every
-    sample from when it is judged, kind "validation" where greedy, else "sampled"; `score` is what the metrics are means of.
-    ConfigError where `out` has something in it, or another command has it.
+    k is loop.validation.num_samples; no training row is read. The new folder `out` gets a summary (model,
+    settings, finally metrics) and every sample once it is judged: kind "validation" if greedy, else
+    "sampled"; metrics are means of `score`. Raises ConfigError if `out` is not empty or in use.
     """
     with held(Path(out), "--out") if out else contextlib.nullcontext():
         return _evaluate(config, Path(out) if out else None)
@@ -59,7 +59,7 @@ def _evaluate(config: Config, out: Path | None) -> dict[str, float]:
     print(dataset.report.text(), file=sys.stderr, flush=True)
     prompts = dataset.validation_prompts(config.loop.validation.num_prompts)
     if not prompts:
-        raise DataError("mrl eval measures data.validation, which is not given or has no rows left")
+        raise DataError("data.validation is not set or has no rows left; mrl eval measures it")
     results = Results(out, config, prompts) if out else None
     sampling = validation_sampling_of(config)
     _say(f"starting the engine, for {len(prompts)} prompts")
@@ -82,20 +82,20 @@ def _measured(
     results: Results | None,
     reward: RewardSection,
 ) -> list[Scores]:
-    """Of each prompt."""
+    """Return the scores of each prompt."""
     if not sampling.num_samples:
         return []
-    found: list[Scores] = []
-    start = told = time.monotonic()
+    scores: list[Scores] = []
+    start = last_line = time.monotonic()
     for group in rollouts.in_turn(prompts, sampling):
-        found.append(Scores.of(group, reward))
+        scores.append(Scores.of(group, reward))
         if results:
-            results.add(kind, group, found[-1])
-        if time.monotonic() > told + SECONDS_BETWEEN:
-            told = time.monotonic()
-            _say(f"{len(found)} of {len(prompts)} prompts ({kind})")
+            results.add(kind, group, scores[-1])
+        if time.monotonic() > last_line + SECONDS_BETWEEN:
+            last_line = time.monotonic()
+            _say(f"{len(scores)} of {len(prompts)} prompts ({kind})")
     _say(f"all {len(prompts)} prompts ({kind}) in {time.monotonic() - start:.0f} s")
-    return found
+    return scores
 
 
 def _say(text: str) -> None:
@@ -103,7 +103,7 @@ def _say(text: str) -> None:
 
 
 class Results:
-    """The folder that a measurement writes."""
+    """Output folder of a measurement."""
 
     def __init__(self, folder: Path, config: Config, prompts: Sequence[Prompt]) -> None:
         self._folder = folder
@@ -117,7 +117,7 @@ class Results:
         self._write(self._about)
 
     def add(self, kind: str, group: Group, scores: Scores) -> None:
-        """Writes the samples of the next prompt; an OSError of the disk is the caller's."""
+        """Write the samples of the next prompt; the caller handles OSError."""
         rows = [
             row_of(0, kind, group, sample) | {"score": score}
             for sample, score in zip(group.samples, scores.of_samples, strict=True)
@@ -126,7 +126,7 @@ class Results:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def end(self, metrics: dict[str, float], *, seconds: float) -> None:
-        """Nothing is added any more. `seconds`: of the call."""
+        """Write the final metrics; `seconds`: duration of the call."""
         self._write({"metrics": metrics, "seconds": seconds} | self._about)
 
     def _write(self, summary: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`mrl export`: a run's checkpoint as a Hugging Face folder that transformers and vLLM load unedited. One process, no engine."""
+"""`mrl export`: write a run's checkpoint as a Hugging Face folder for transformers and vLLM."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ def export_run(
     max_shard_bytes: int | None = None,
     adapter: bool = False,
 ) -> str:
-    """Exports the newest valid checkpoint of a run, or that of one step, to the new folder `out`; returns what was written, as text.
+    """Export the newest valid checkpoint of a run, or that of one step; return a text about the files.
 
-    Without `out` nothing is written: the text says what would be, after the checkpoint was found to hold all of it.
-    `adapter`: as a folder of the PEFT library, which holds what training.lora trained alone.
+    Args:
+        out: New folder; None only checks that the checkpoint is complete, and writes nothing.
+        adapter: Export only the adapters of training.lora, as a folder of the PEFT library.
     """
     with held(Path(out), "--out") if out else contextlib.nullcontext():
         return _export_run(run_folder, out, step=step, max_shard_bytes=max_shard_bytes, adapter=adapter)
@@ -64,8 +65,9 @@ def _export_run(
             checkpoint, Path(out), source=source, dtype=dtype, file_bytes=size, card=card, lora=lora
         )
     return (
-        f"{checkpoint} -> {out or 'nothing, this is a dry run'}: {len(files.tensors):,} tensors, {files.num_parameters:,} parameters, "
-        f"{files.num_bytes:,} bytes of {dtype} in {len(files.members)} file{'s' if len(files.members) > 1 else ''}"
+        f"{checkpoint} -> {out or 'nothing, this is a dry run'}: {len(files.tensors):,} tensors, "
+        f"{files.num_parameters:,} parameters, {files.num_bytes:,} bytes of {dtype} in "
+        f"{len(files.members)} file{'s' if len(files.members) > 1 else ''}"
     )
 
 
@@ -74,7 +76,7 @@ def _export_adapter(
 ) -> str:
     if lora is None:
         raise ConfigError(
-            f"{checkpoint} holds all weights and no adapters (training.lora); export it without --adapter"
+            f"{checkpoint} contains all weights and no adapters (training.lora); export it without --adapter"
         )
     hf_config = read_config(source)
     weights = AdaptedWeights(DistributedCheckpoint(checkpoint), source, hf_config, lora)
@@ -87,7 +89,7 @@ def _export_adapter(
 
 
 def _card(run_folder: Path, config: Config, *, step: int, dtype: str) -> str:
-    """The model card, with the last validation up to `step`."""
+    """Return the model card, with the last validation up to `step`."""
     versions = run_folder / "versions.json"
     rows = metrics_log.read(run_folder / "metrics.jsonl")
     validated = [row for row in rows if "val/reward" in row and int(row["step"]) <= step]
@@ -101,13 +103,13 @@ def _card(run_folder: Path, config: Config, *, step: int, dtype: str) -> str:
 
 
 def find_checkpoint(run_folder: str, step: int | None) -> Path:
-    """A valid checkpoint of a run: that of `step`, or the newest. ConfigError where there is none, CheckpointError where it is damaged."""
+    """Return the valid checkpoint of `step`, or the newest. ConfigError: none; CheckpointError: damaged."""
     folder = Path(run_folder) / "checkpoints"
     path = latest_checkpoint(folder) if step is None else folder / name_of(step)
     if path is None or not path.is_dir():
         present = sorted(p.name for p in folder.glob("step-*"))
         raise ConfigError(
-            f"{path or folder} is no checkpoint of {run_folder}; there are {', '.join(present) or 'none'}"
+            f"{path or folder} is not a checkpoint of {run_folder}, which has {', '.join(present) or 'none'}"
         )
     if step is not None:
         verify_files(path)

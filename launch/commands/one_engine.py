@@ -1,6 +1,6 @@
-"""An engine and reward workers of this process alone, for commands that measure a model folder: no trainer, no Ray.
+"""One engine and reward workers in this process, for commands that measure a model folder without Ray.
 
-The engine has a thread and a socket of its own, as in a run, and this process is its driver.
+The engine has its own thread and socket, as in a run, and this process is its driver.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mrl.training.hf.hf_folder import read_config
 def one_engine(
     config: Config, tokenizer: Any, acting: Acting | None, *, group_size: int
 ) -> Iterator[RolloutThread]:
-    """Yield what makes judged groups of prompts by the weights of model.path; all of it ends with the block."""
+    """Yield a rollout thread that makes judged groups with the weights of model.path; stop all afterwards."""
     require_can_end(config.rollout, tokenizer, int(read_config(config.model.path)["vocab_size"]))
     secret = secrets.token_bytes(32)
 
@@ -44,8 +44,8 @@ def one_engine(
 
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(_served(config, tokenizer, secret))
-        asking = stack.enter_context(with_engines(config))
-        rewards = stack.enter_context(RewardPool(asking.reward, group_size=group_size))
+        served_config = stack.enter_context(with_engines(config))
+        rewards = stack.enter_context(RewardPool(served_config.reward, group_size=group_size))
         environments = stack.enter_context(EnvironmentPool.of(acting.section)) if acting else None
         make = in_this_process(
             engines,
@@ -63,7 +63,7 @@ def one_engine(
 
 @contextlib.contextmanager
 def _served(config: Config, tokenizer: Any, secret: bytes) -> Iterator[Address]:
-    """Yield where an engine with the folder's weights listens."""
+    """Yield the address of an engine with the folder's weights."""
     from mrl.rollout.engine import RolloutEngine
 
     ends = end_of_text(tokenizer, config.model.path)

@@ -1,7 +1,7 @@
-"""`mrl make preferences`: pairs of a better and a worse response to the rows of a configuration, as its rewards see them.
+"""`mrl make preferences`: make pairs of a better and a worse response per row, ranked by the rewards.
 
-Without a model the better response is the right one, where a verifier says what is right, and the worse ones are made of it
-(mrl/prepare/corruptions.py). With samples both are the model's own: the best and the worst of a group.
+Without samples, the better response is the correct one, if a verifier gives it, and worse ones are corrupted
+(mrl/prepare/corruptions.py). With samples, both are the model's: the best and the worst of a group.
 """
 
 from __future__ import annotations
@@ -30,49 +30,49 @@ from mrl.samples import Group, Prompt
 FILES = {"train": "pairs.jsonl", "validation": "pairs_validation.jsonl"}
 _RIGHT = "right"
 _OTHERS = 64
-"""Rows of whose right responses a row's worse ones may be made."""
+"""Number of rows whose correct responses may be used to corrupt a row's response."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PreferenceOptions:
-    """What is asked for."""
+    """Options of `mrl make preferences`."""
 
     out: Path
     samples: int = 0
-    """Responses of model.path to each row; 0: none, no engine is started."""
+    """Responses of model.path per row; 0 starts no engine."""
     rows: int | None = None
-    """Most rows of each file's use."""
+    """Maximum rows per source of data.train and data.validation."""
     deadline_seconds: float = 3600.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pair:
-    """Two responses to one row, of which the rewards like one better."""
+    """Two responses to one row with different rewards."""
 
     prompt: Prompt
     better: str
     worse: str
     margin: float
-    """By how much its reward is higher."""
+    """Difference of their rewards."""
     tag: str
-    """How the worse one was made; sampled: both are the model's."""
+    """Corruption that made the worse one; "sampled" if both are the model's."""
 
     def row(self) -> dict[str, Any]:
-        """As `mrl tune` reads it."""
-        asked = list(self.prompt.messages) if self.prompt.messages else self.prompt.text
-        told = {"prompt": asked, "chosen": self.better, "rejected": self.worse}
-        return told | {"margin": self.margin, "tag": self.tag, "domain": self.prompt.domain}
+        """Return the pair as a row for `mrl tune`."""
+        prompt = list(self.prompt.messages) if self.prompt.messages else self.prompt.text
+        pair = {"prompt": prompt, "chosen": self.better, "rejected": self.worse}
+        return pair | {"margin": self.margin, "tag": self.tag, "domain": self.prompt.domain}
 
 
 def make_preferences(config: Config, options: PreferenceOptions) -> str:
-    """Writes the pairs of data.train and of data.validation; what was made, in sentences.
+    """Write the pairs of data.train and of data.validation; return a text about them.
 
-    ConfigError for episodes and for too few samples, DataError where no row gives a pair.
+    Raises ConfigError for episodes and for too few samples, DataError if no row gives a pair.
     """
     if config.agent is not None:
-        raise ConfigError("pairs are made of single responses; remove the section agent")
+        raise ConfigError("pairs need single responses, not episodes; remove the section agent")
     if options.samples == 1:
-        raise ConfigError("--samples 1: one response is no pair; ask for 2 or more, or for none")
+        raise ConfigError("--samples 1: one response is not a pair; set 2 or more, or 0")
     tokenizer = tokenizer_of(config.model)
     dataset = load_data(config.data, config.reward, tokenizer)
     print(dataset.report.text(), file=sys.stderr, flush=True)
@@ -91,20 +91,20 @@ def make_preferences(config: Config, options: PreferenceOptions) -> str:
     if not any(pairs.values()):
         raise DataError("no row gave a pair: no two responses to one row have different rewards")
     options.out.mkdir(parents=True, exist_ok=True)
-    for use, found in pairs.items():
-        if found:
-            write_rows(options.out / FILES[use], (pair.row() for pair in found))
-    return "\n".join(f"{options.out / FILES[use]}: {_told(found)}" for use, found in pairs.items() if found)
+    for use, made in pairs.items():
+        if made:
+            write_rows(options.out / FILES[use], (pair.row() for pair in made))
+    return "\n".join(f"{options.out / FILES[use]}: {_summary(made)}" for use, made in pairs.items() if made)
 
 
-def _told(pairs: Sequence[Pair]) -> str:
+def _summary(pairs: Sequence[Pair]) -> str:
     longer = sum(len(pair.better) > len(pair.worse) for pair in pairs)
     shorter = sum(len(pair.better) < len(pair.worse) for pair in pairs)
     ways = ", ".join(f"{count} {way}" for way, count in sorted(Counter(p.tag for p in pairs).items()))
     return f"{len(pairs)} pairs ({ways}); the better response is longer in {longer} and shorter in {shorter}"
 
 
-# -- made of right ones --------------------------------------------------------------------------------------------
+# -- from correct responses ----------------------------------------------------------------------------------
 
 
 def _made(
@@ -117,7 +117,7 @@ def _made(
 def _of_right(
     config: Config, prompts: Sequence[Prompt], rng: random.Random, options: PreferenceOptions
 ) -> Iterator[Pair]:
-    """One pair of each row that has one: a worse response at random among those that the rewards find worse."""
+    """Yield a pair per row, if it has one: the correct response and a random one with a lower reward."""
     right = {p.index: text for p in prompts if (text := right_response(config.reward, p)) is not None}
     by_domain: dict[str, list[str]] = {}
     for prompt in prompts:
@@ -125,15 +125,17 @@ def _of_right(
             by_domain.setdefault(prompt.domain, []).append(right[prompt.index])
     probes = []
     for prompt in (p for p in prompts if p.index in right):
-        own, others = right[prompt.index], by_domain[prompt.domain]
-        probes.append(Probe(_RIGHT, prompt, own))
+        correct, others = right[prompt.index], by_domain[prompt.domain]
+        probes.append(Probe(_RIGHT, prompt, correct))
         near = rng.sample(others, min(_OTHERS, len(others)))
-        probes += [Probe(name, prompt, text) for name, text in corrupted(own, near, rng).items()]
-    found = judged(config.reward, probes, deadline_seconds=options.deadline_seconds)
-    for _, group in itertools.groupby(found, key=lambda probe: probe.prompt.index):
-        best, *rest = group
+        probes += [Probe(name, prompt, text) for name, text in corrupted(correct, near, rng).items()]
+    results = judged(config.reward, probes, deadline_seconds=options.deadline_seconds)
+    for _, group in itertools.groupby(results, key=lambda probe: probe.prompt.index):
+        best, *corruptions = group
         worse = [
-            p for p in rest if None not in (p.value, best.value) and (p.value or 0.0) < (best.value or 0.0)
+            p
+            for p in corruptions
+            if None not in (p.value, best.value) and (p.value or 0.0) < (best.value or 0.0)
         ]
         if worse:
             other = rng.choice(worse)
@@ -141,7 +143,7 @@ def _of_right(
             yield Pair(best.prompt, best.response, other.response, margin, other.name)
 
 
-# -- a model's own -------------------------------------------------------------------------------------------------
+# -- from a model's samples ----------------------------------------------------------------------------------
 
 
 def _sampled(
@@ -149,16 +151,16 @@ def _sampled(
 ) -> dict[str, list[Pair]]:
     rng, sampling = random.Random(config.run.seed), Sampling.of(config)
     sampling = dataclasses.replace(sampling, num_samples=options.samples)
-    found: dict[str, list[Pair]] = {}
+    pairs: dict[str, list[Pair]] = {}
     with one_engine(config, tokenizer, None, group_size=options.samples) as rollouts:
         for use, rows in prompts.items():
             groups = rollouts.in_turn(rows, sampling)
-            found[use] = [pair for group in groups for pair in _best_and_worst(group, rng)]
-    return found
+            pairs[use] = [pair for group in groups for pair in _best_and_worst(group, rng)]
+    return pairs
 
 
 def _best_and_worst(group: Group, rng: random.Random) -> Iterator[Pair]:
-    """A pair at random among the best and the worst responses; none where all have the same reward."""
+    """Yield a random pair of a best and a worst response; nothing if all have the same reward."""
     values = {s.response_text: s.verdict.value for s in group.samples if s.verdict and s.has_reward}
     known = {text: value for text, value in values.items() if value is not None and text}
     if not known or min(known.values()) == max(known.values()):

@@ -1,4 +1,4 @@
-"""`mrl rewards show`: what the verifiers of a configuration say of one response to one row."""
+"""`mrl rewards show`: print the verifiers' verdicts on one response to one row."""
 
 from __future__ import annotations
 
@@ -25,61 +25,59 @@ SHOWN_CHARS = 300
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VerifierVerdict:
-    """What one verifier says by itself."""
+    """Verdict of one verifier alone."""
 
     label: str
     reading: Mapping[str, str]
-    """What it looked at and what that was compared with, by what it is."""
+    """What it read and compared, by name."""
     verdict: Verdict | None
-    """None where it does not apply."""
+    """None if it does not apply."""
 
 
 def verify_row(config: Config, *, row: str, response: str | None, every_verifier: bool) -> str:
-    """The verdict on a response to a row (its number, or file:line), and with `every_verifier` how it came
-    about.
+    """Return the verdict on a response to a row, and with `every_verifier` each verifier's part.
 
-    `response` is text, a file that holds it, or "-" for standard input; None is the row's ground truth in a
-    box. Raises DataError for a row that is not there or cannot be used, RewardError where a verifier does not
-    answer.
+    `row`: number in its file, or file:line. `response`: text, a file with it, or "-" for standard input; None
+    is the row's ground truth in a box. Raises DataError if the row cannot be used, RewardError if a verifier
+    does not respond.
     """
     prompt = pick_row(config.data, config.reward, tokenizer_if_there(config), row)
     text = _response(response, prompt)
-    found, verdict = explain(config.reward, prompt, text)
-    lines = _lines(prompt, text, found) if every_verifier else iter(())
-    return "\n".join([*lines, f"reward {_said(verdict)}"])
+    verdicts, verdict = explain(config.reward, prompt, text)
+    lines = _lines(prompt, text, verdicts) if every_verifier else iter(())
+    return "\n".join([*lines, f"reward {_verdict_text(verdict)}"])
 
 
 def explain(
     section: RewardSection, prompt: Prompt, response: str, *, deadline_seconds: float = 600.0
 ) -> tuple[list[VerifierVerdict], Verdict]:
-    """Ask each verifier of the prompt's domain by itself; return what each one says, and what that adds up to. Raises RewardError past
-    the deadline."""
+    """Run each verifier alone; return their verdicts and the combined one. RewardError after the deadline."""
     parts = section.for_domain(prompt.domain).verifiers()
     lone = {"weight": 1.0, "gate": None, "share": 1.0}
     domains = {
         part.label: RewardSpec().model_copy(update={"parts": (part.model_copy(update=lone),)})
         for part in parts
     }
-    found: list[VerifierVerdict] = []
+    verdicts: list[VerifierVerdict] = []
     with RewardPool(section.model_copy(update={"domains": domains}), group_size=1, is_quiet=True) as pool:
         for part in parts:
             truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(parts) == 1)
-            own = dataclasses.replace(prompt, domain=part.label, ground_truth=truth)
-            sample = trial_sample(own, response)
-            (verdict,) = pool.score_all([(sample, own)], deadline_seconds=deadline_seconds).values()
-            kind, asked = reward_kind(part), trial_sample(prompt, response)
-            request = request_for(asked, prompt, ground_truth=truth, deadline_seconds=part.deadline_seconds)
-            found.append(
+            part_prompt = dataclasses.replace(prompt, domain=part.label, ground_truth=truth)
+            sample = trial_sample(part_prompt, response)
+            (verdict,) = pool.score_all([(sample, part_prompt)], deadline_seconds=deadline_seconds).values()
+            kind, shown = reward_kind(part), trial_sample(prompt, response)
+            request = request_for(shown, prompt, ground_truth=truth, deadline_seconds=part.deadline_seconds)
+            verdicts.append(
                 VerifierVerdict(part.label, kind.reading(request), verdict if verdict.applies else None)
             )
-    answers = {each.label: each.verdict for each in found}
-    if closed := closed_by(parts, answers):
-        answers |= {part.label: not_asked(part, closed) for part in parts if part.gate is None}
-    return found, weighted_verdict(parts, answers)
+    by_label = {part_verdict.label: part_verdict.verdict for part_verdict in verdicts}
+    if closed := closed_by(parts, by_label):
+        by_label |= {part.label: not_asked(part, closed) for part in parts if part.gate is None}
+    return verdicts, weighted_verdict(parts, by_label)
 
 
 def tokenizer_if_there(config: Config) -> Any:
-    """The tokenizer of the configuration's model, whose template prompts are shown in; None where its folder is not there yet."""
+    """Return the model's tokenizer, to show prompts in its template; None without the model's folder."""
     model = config.model
     if not (Path(model.path) / "config.json").is_file():
         return None
@@ -93,27 +91,27 @@ def _response(response: str | None, prompt: Prompt) -> str:
         return sys.stdin.read()
     try:
         is_file = Path(response).is_file()
-    except (OSError, ValueError):  # a long text, or one with a zero byte, is no path
+    except (OSError, ValueError):  # a long text, or one with a zero byte, is not a path
         is_file = False
     return Path(response).read_text() if is_file else response
 
 
-def _lines(prompt: Prompt, response: str, found: list[VerifierVerdict]) -> Iterator[str]:
+def _lines(prompt: Prompt, response: str, verdicts: list[VerifierVerdict]) -> Iterator[str]:
     yield f"row {prompt.row}, domain {prompt.domain}"
     yield f"prompt {_short(prompt.text)}"
     yield f"ground truth {_short(prompt.ground_truth)}"
     yield f"response, {len(response)} characters {_short(response)}"
-    for each in found:
-        yield f"verifier {each.label}"
-        for name, text in each.reading.items():
+    for part in verdicts:
+        yield f"verifier {part.label}"
+        for name, text in part.reading.items():
             yield f"  {name}: {_short(text)}"
-        yield f"  {_said(each.verdict)}"
-        if each.verdict is not None:
-            for name, value in each.verdict.parts.items():
+        yield f"  {_verdict_text(part.verdict)}"
+        if part.verdict is not None:
+            for name, value in part.verdict.parts.items():
                 yield f"    {name}: {value:g}"
 
 
-def _said(verdict: Verdict | None) -> str:
+def _verdict_text(verdict: Verdict | None) -> str:
     if verdict is None:
         return "does not apply"
     value = "none" if verdict.value is None else f"{verdict.value:g}"

@@ -1,5 +1,4 @@
-"""`mrl rewards check`: how far the rewards of a configuration agree with responses that are known to be right or
-wrong, and which attacks on the wrong ones succeed."""
+"""`mrl rewards check`: measure how far rewards agree with labelled responses, and try attacks."""
 
 from __future__ import annotations
 
@@ -19,24 +18,24 @@ from mrl.rewards.trials.probes import Probe, judged
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RewardCheckOptions:
-    """What is asked for."""
+    """Options of `mrl rewards check`."""
 
     gold: Path
-    """Rows {"prompt", "response", "right", "answer", "domain", "tag"}; the last three where they are needed."""
+    """File of rows {"prompt", "response", "right", "answer", "domain", "tag"}; the last three if needed."""
     threshold: float = 0.5
-    """A reward above it says that the response is right."""
+    """A reward above this means correct."""
     min_agreement: float = 0.0
-    """Least accuracy."""
+    """Minimum accuracy."""
     attacks: tuple[Path, ...] = ()
-    """Files of further attacks."""
+    """Files of more attacks."""
     attacked_rows: int = 10
-    """Wrong responses that are attacked with."""
+    """Number of incorrect responses to try attacks on."""
     deadline_seconds: float = 3600.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Judged:
-    """A response that is known to be right or wrong, and its reward."""
+    """A labelled response and its reward."""
 
     probe: Probe
     is_right: bool
@@ -45,21 +44,21 @@ class Judged:
 
 
 def check_agreement(config: Config, options: RewardCheckOptions) -> tuple[str, bool]:
-    """The report, and whether the rewards agree as far as asked for. Raises DataError for a row that is none."""
+    """Return the report, and True if accuracy reaches min_agreement. Raises DataError for an invalid row."""
     rows = list(_rows(config, options.gold))
-    asked = judged(config.reward, [p for p, _ in rows], deadline_seconds=options.deadline_seconds)
-    found = [
+    probes = judged(config.reward, [p for p, _ in rows], deadline_seconds=options.deadline_seconds)
+    scored = [
         Judged(probe, right, probe.value, probe.value > options.threshold)
-        for probe, (_, right) in zip(asked, rows, strict=True)
+        for probe, (_, right) in zip(probes, rows, strict=True)
         if probe.value is not None
     ]
-    lines = [f"{len(rows)} responses, {len(rows) - len(found)} without a reward"]
-    if not found:
+    lines = [f"{len(rows)} responses, {len(rows) - len(scored)} without a reward"]
+    if not scored:
         return "\n".join(lines), False
-    lines += _agreement(found)
-    lines += _by_tag(found)
-    lines += _attacks(config, found, options)
-    return "\n".join(lines), _accuracy(found) >= options.min_agreement
+    lines += _agreement(scored)
+    lines += _by_tag(scored)
+    lines += _attacks(config, scored, options)
+    return "\n".join(lines), _accuracy(scored) >= options.min_agreement
 
 
 def _rows(config: Config, file: Path) -> Iterator[tuple[Probe, bool]]:
@@ -67,9 +66,9 @@ def _rows(config: Config, file: Path) -> Iterator[tuple[Probe, bool]]:
         try:
             _, response, right = row["prompt"], row["response"], row["right"]
         except KeyError as error:
-            raise DataError(f"{place}: a row has prompt, response and right; {error} is missing") from error
+            raise DataError(f"{place}: {error} is missing; a row has prompt, response and right") from error
         if not isinstance(response, str) or right not in (0, 1):
-            raise DataError(f"{place}: response is a text and right is true or false")
+            raise DataError(f"{place}: response must be a text, and right true or false")
         prompt = prompt_of(config.reward, row, row.get("answer"), place=place)
         yield Probe("given", prompt, response), bool(right)
 
@@ -85,14 +84,14 @@ def _agreement(rows: Sequence[Judged]) -> Iterator[str]:
     area = auroc([r.value for r in rows], [r.is_right for r in rows])
     if area is not None:
         yield f"  AUROC {area:.3f}"
-    yield _share("wrong taken for right", sum(r.says_right for r in wrong), len(wrong))
-    yield _share("right taken for wrong", sum(not r.says_right for r in right), len(right))
-    yield "  a policy can gain the first of these shares, at most, without being right"
+    yield _share("incorrect accepted", sum(r.says_right for r in wrong), len(wrong))
+    yield _share("correct rejected", sum(not r.says_right for r in right), len(right))
+    yield "  a policy can gain at most the share of incorrect accepted without being correct"
 
 
 def _share(name: str, count: int, total: int) -> str:
     if not total:
-        return f"  {name}: none to count"
+        return f"  {name}: no such responses"
     low, high = wilson(count, total)
     return f"  {name} {count / total:.3f} ({count} of {total}; 95 % {low:.3f} to {high:.3f})"
 
@@ -100,13 +99,13 @@ def _share(name: str, count: int, total: int) -> str:
 def _by_tag(rows: Sequence[Judged]) -> Iterator[str]:
     names = sorted({row.probe.prompt.tag for row in rows})
     for name in names if len(names) > 1 else ():
-        own = [row for row in rows if row.probe.prompt.tag == name]
-        agreed = sum(row.says_right == row.is_right for row in own)
-        yield _share(f"accuracy, tag {name or '-'}", agreed, len(own))
+        tagged = [row for row in rows if row.probe.prompt.tag == name]
+        agreed = sum(row.says_right == row.is_right for row in tagged)
+        yield _share(f"accuracy, tag {name or '-'}", agreed, len(tagged))
 
 
 def _attacks(config: Config, rows: Sequence[Judged], options: RewardCheckOptions) -> Iterator[str]:
-    """Each attack beside wrong responses that are taken for wrong without it."""
+    """Yield the success of each attack on incorrect responses that are rejected without it."""
     wrong = [row for row in rows if not row.is_right and not row.says_right][: options.attacked_rows]
     if not wrong:
         return
@@ -115,12 +114,12 @@ def _attacks(config: Config, rows: Sequence[Judged], options: RewardCheckOptions
         for name, text in read_attacks(*options.attacks).items()
         for row in wrong
     ]
-    found = judged(config.reward, probes, deadline_seconds=options.deadline_seconds)
-    answered = [p for p in found if p.value is not None]
-    won = [p for p in answered if (p.value or 0.0) > options.threshold]
-    yield _share("attacks that succeed", len(won), len(answered))
-    tried = Counter(p.name for p in answered)
-    for name, count in Counter(p.name for p in won).items():
+    results = judged(config.reward, probes, deadline_seconds=options.deadline_seconds)
+    scored = [p for p in results if p.value is not None]
+    successes = [p for p in scored if (p.value or 0.0) > options.threshold]
+    yield _share("attacks that succeed", len(successes), len(scored))
+    tried = Counter(p.name for p in scored)
+    for name, count in Counter(p.name for p in successes).items():
         yield f"    {name}: {count} of {tried[name]}"
 
 

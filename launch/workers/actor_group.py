@@ -1,8 +1,8 @@
-"""Ray actors of one kind: made alike, called by their class's own methods, and named in every error.
+"""Groups of Ray actors of one kind, called by methods of their class and named in every error.
 
-Every wait has a deadline, and its error names the first cause: when one rank dies its peers fail a moment
-later with broken collectives, so after the first failure the others get a short grace, and a death is
-reported before the errors that follow from it.
+Every wait has a deadline, and its error names the first cause. If a rank dies, its peers soon fail with
+broken collectives. So after a first failure the others get a short grace period, and a death is reported
+before its consequences.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from ray import ObjectRef
 
 GRACE_SECONDS = 8.0
-"""For what still runs after a first failure: an engine that lost a worker process needs some seconds to
-notice and leave."""
+"""Grace period after a failure: an engine that lost a process needs seconds to notice and exit."""
 POLL_SECONDS = 1.0
 
 
 class Actor(Protocol):
-    """What every actor's class has."""
+    """Interface of every actor class."""
 
     def close(self) -> None: ...
 
@@ -39,10 +38,10 @@ R = TypeVar("R")
 
 
 class ActorGroup[A: Actor]:
-    """Actors that Ray never restarts; number i is `<kind> i`.
+    """Actors that Ray never restarts; number i is named `<kind> i`.
 
-    What an actor shall do is given as a function of it (`TrainActor.send`, or a lambda), so that a checker
-    compares arguments and results, and an editor finds the method.
+    Calls are passed as unbound methods (`TrainActor.send`) or lambdas, so that a type checker sees arguments
+    and results, and an editor finds the method.
     """
 
     kind = "worker"
@@ -62,21 +61,30 @@ class ActorGroup[A: Actor]:
         told: Sequence[Any] = (),
         log_folder: str,
     ) -> None:
-        """`strategies`: where each actor lives, as Ray's scheduling strategy; `slot_share`, `gpus`: what it
-        reserves of a slot and its GPU; `threads`: calls of it that may run at once; `environment`: of all
-        processes, `own_environments`: of each beside it; `told`: what each is told of itself, its number where nothing is
-        given."""
+        """Start the actors.
+
+        Args:
+            strategies: Ray scheduling strategy of each actor.
+            slot_share: Share of a slot that each reserves.
+            gpus: Share of a GPU that each reserves.
+            threads: Concurrent calls of an actor.
+            environment: Variables of all processes.
+            own_environments: More variables of each process.
+            told: Argument of each actor about itself; by default its number.
+        """
         import ray
 
         self._config, self._clock, self._class = config, clock, actor_class
         actor: Any = ray.remote(actor_class)
         resources = {SLOT: slot_share} if slot_share else {}
         strategies = list(strategies)
-        environments = [dict(environment) | dict(own) for own in own_environments or [{}] * len(strategies)]
+        environments = [
+            dict(environment) | dict(extra) for extra in own_environments or [{}] * len(strategies)
+        ]
         places = list(zip(strategies, environments, told or range(len(strategies)), strict=True))
 
         def make(number: int) -> Any:
-            strategy, variables, own = places[number]
+            strategy, variables, extra = places[number]
             return actor.options(
                 max_restarts=0,
                 max_task_retries=0,
@@ -86,18 +94,18 @@ class ActorGroup[A: Actor]:
                 resources=resources,
                 scheduling_strategy=strategy,
                 runtime_env=self.runtime_env(variables),
-            ).remote(config, own, log_folder)
+            ).remote(config, extra, log_folder)
 
         self._make = make
         self._log_folder = Path(log_folder)
         self.actors = [make(number) for number in range(len(places))]
 
     def runtime_env(self, variables: Mapping[str, str]) -> dict[str, Any]:
-        """Return how Ray starts the process of an actor with these variables."""
+        """Return Ray's runtime environment of an actor with these variables."""
         return {"env_vars": dict(variables)}
 
     def make_anew(self, number: int) -> None:
-        """Ends the process of a number, and makes another one where and as it was."""
+        """Kill an actor's process and start another in the same place."""
         import ray
 
         ray.kill(self.actors[number])
@@ -107,18 +115,18 @@ class ActorGroup[A: Actor]:
         return f"{self.kind} {number}"
 
     def numbers(self) -> Sequence[int]:
-        """The actors that are asked where all are."""
+        """Return the numbers of the actors that calls to all go to."""
         return range(len(self.actors))
 
     def dead(self) -> list[int]:
-        """The actors whose process is gone, as far as this process was told; asks nobody and costs nothing."""
+        """Return the actors known to be dead, from this process's local state, without a remote call."""
         from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined] generated code
 
         gone = ActorTableData.ActorState.DEAD
         return [n for n in self.numbers() if self.actors[n]._get_local_state() == gone]
 
     def death(self, number: int) -> str:
-        """Return what is to be said of an actor that `dead` has named: Ray gives the cause to whoever calls it."""
+        """Return a message about an actor from `dead`, with the cause, which Ray gives to its caller."""
         import ray
         from ray.exceptions import RayError
 
@@ -133,8 +141,8 @@ class ActorGroup[A: Actor]:
     def start_on(
         self, number: int, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
     ) -> ObjectRef[R]:
-        """Starts a function of one actor: a method of its class by name, any other pickled, so that it must not hold this
-        group. References in `arguments` arrive as values."""
+        """Start a function on one actor: a method of its class is called by name, any other function is
+        pickled, so it must not refer to this group. References in `arguments` arrive as values."""
         handle, name = self.actors[number], getattr(function, "__name__", "")
         if getattr(self._class, name, None) is function:
             return getattr(handle, name).remote(*arguments, **options)
@@ -143,20 +151,19 @@ class ActorGroup[A: Actor]:
     def start_on_all(
         self, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
     ) -> dict[str, ObjectRef[R]]:
-        """Starts a function of every actor; the caller waits for the results, by name."""
+        """Start a function on every actor; return its results' references by actor name."""
         return {self.name(n): self.start_on(n, function, *arguments, **options) for n in self.numbers()}
 
     def on_all(
         self, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
     ) -> list[R]:
-        """Runs a function of every actor and waits for all; results by number."""
+        """Run a function on every actor and wait for all; return the results by number."""
         return list(self.wait(self.start_on_all(function, *arguments, **options)).values())
 
     def wait(
         self, calls: Mapping[str, ObjectRef[R]], *, deadline_seconds: float | None = None
     ) -> dict[str, R]:
-        """Results of started calls by name, also of another group's; within the phase's deadline unless
-        another is given."""
+        """Wait for calls, also another group's; return results by name. Default: the phase's deadline."""
         deadline_seconds = deadline_seconds or self._config.loop.phase_deadline_seconds
         return wait_all(calls, deadline_seconds=deadline_seconds, clock=self._clock)
 
@@ -167,10 +174,10 @@ def wait_all[R](
     deadline_seconds: float,
     clock: PhaseClock,
 ) -> dict[str, R]:
-    """Results of remote calls by worker name ("trainer rank 1", "engine 0"); the clock counts what was spent
-    waiting.
+    """Return the results of remote calls by worker name ("trainer rank 1"); the clock counts the waiting
+    time.
 
-    Raises WorkerLost for a death or a missed deadline, else the worker's own error; names worker and phase.
+    Raises WorkerLost for a death or a missed deadline, else the worker's error; names worker and phase.
     """
     import ray
 
@@ -183,12 +190,12 @@ def wait_all[R](
             raise_first(failed, pending, names, clock)
         if pending and not _one_ends(pending, limit, clock):
             late = ", ".join(names[r] for r in pending)
-            raise WorkerLost(f"{late} did not answer within {deadline_seconds:g} s in phase {clock.current}")
+            raise WorkerLost(f"{late} did not respond within {deadline_seconds:g} s in phase {clock.current}")
     return {name: results[name] for name in calls}
 
 
 def _one_ends(pending: Sequence[Any], limit: float, clock: PhaseClock) -> bool:
-    """Wait until a call has ended; return False past the limit (monotonic seconds)."""
+    """Wait until a call has ended; return False after the limit (monotonic seconds)."""
     import ray
 
     while time.monotonic() <= limit:
@@ -206,8 +213,8 @@ def wait_for_ends[R](
     clock: PhaseClock,
     give_up: Callable[[list[str]], None],
 ) -> tuple[dict[str, R], dict[str, BaseException]]:
-    """(results, errors) by name once all calls have ended, however. GRACE_SECONDS after the first error, and at the deadline,
-    `give_up` is told which have not; WorkerLost for those that have not after another deadline."""
+    """Wait until all calls have ended; return (results, errors) by name. GRACE_SECONDS after the first error,
+    or at the deadline, `give_up` gets the pending names; after another deadline raise WorkerLost."""
     import ray
 
     names: dict[Any, str] = {ref: name for name, ref in calls.items()}
@@ -216,14 +223,15 @@ def wait_for_ends[R](
     while pending:
         with clock.waiting():
             done, pending = ray.wait(pending, num_returns=len(pending), timeout=0.1)
-        if found := _take(done, names, results):
+        if failures := _take(done, names, results):
             limit = limit if errors else min(limit, time.monotonic() + GRACE_SECONDS)
-            errors |= found
+            errors |= failures
         if pending and time.monotonic() > limit:
             late = [names[ref] for ref in pending]
             if given_up:
                 raise WorkerLost(
-                    f"{', '.join(late)} did not answer within {deadline_seconds:g} s in phase {clock.current}"
+                    f"{', '.join(late)} did not respond within {deadline_seconds:g} s in phase "
+                    f"{clock.current}"
                 )
             give_up(late)
             given_up, limit = True, time.monotonic() + deadline_seconds
@@ -231,8 +239,7 @@ def wait_for_ends[R](
 
 
 def close_all(groups: Iterable[ActorGroup[Any]], *, deadline_seconds: float) -> None:
-    """Closes the actors of all groups at once, then ends their processes; one that is gone already is not an
-    error here."""
+    """Close the actors of all groups at once, then kill their processes; ignore dead ones."""
     import ray
 
     groups = list(groups)
@@ -244,7 +251,7 @@ def close_all(groups: Iterable[ActorGroup[Any]], *, deadline_seconds: float) -> 
 
 
 def _take(done: list[Any], names: Mapping[Any, str], results: dict[str, Any]) -> dict[str, BaseException]:
-    """The values of ended calls into `results`, each unpacked once; the errors of those that failed."""
+    """Put the values of ended calls into `results`; return the errors of failed calls by name."""
     import ray
 
     failures = {}
@@ -280,20 +287,19 @@ def raise_first(
 
 
 def is_death(error: BaseException) -> bool:
-    """Whether a call failed because its process is gone."""
+    """Return True if a call failed because its process is gone."""
     from ray.exceptions import OutOfMemoryError, RayActorError
 
     return isinstance(error, RayActorError | OutOfMemoryError)
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the process of a call that failed is gone, or failed in a way that says nothing of whether it can go on."""
+    """Return True if a failed call's process is gone, or may be unusable after an untyped error."""
     return _severity(error) in (0, 2)
 
 
 def _severity(error: BaseException) -> int:
-    """0: a process died; 1: our own typed error; 2: anything else (often a consequence); 3: by its own word a
-    consequence."""
+    """Return 0: death, 1: typed error, 2: other (often a consequence), 3: PeerLost (always one)."""
     if is_death(error):
         return 0
     cause = getattr(error, "cause", None)

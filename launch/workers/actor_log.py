@@ -1,4 +1,4 @@
-"""Each worker process writes what it prints into a file of its own in the run folder."""
+"""Log files of worker processes: each writes its output to its own file in the run folder."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from mrl.own_code import search_path
 
 LAST_WORDS = "last words: "
 CRASH = "Fatal Python error: "
-"""How faulthandler begins, which writes into the log when a signal ends a process that the process could not answer."""
+"""Start of faulthandler's output, written to the log if a fatal signal such as SIGSEGV ends the process."""
 
 
 def leave(reason: str, code: int) -> NoReturn:
-    """Ends this process at once; the driver adds the reason to the death it reports."""
+    """Exit this process at once; the driver adds the reason to its report of the death."""
     say(f"\n{LAST_WORDS}{reason}")
     os._exit(code)
 
 
 def last_words(folder: Path) -> str:
-    """Why workers that write into this folder ended themselves, or crashed; empty where none did."""
-    found = []
+    """Return why workers that log to this folder exited or crashed; empty if none did."""
+    reasons = []
     for path in sorted(folder.glob("*.log")):
         for line in path.read_text(errors="replace").splitlines():
             if line.startswith(LAST_WORDS):
-                found.append(line.removeprefix(LAST_WORDS))
+                reasons.append(line.removeprefix(LAST_WORDS))
             elif line.startswith(CRASH):
-                found.append(f"{path.name}: {line.removeprefix(CRASH)}")
-    return "; ".join(found)
+                reasons.append(f"{path.name}: {line.removeprefix(CRASH)}")
+    return "; ".join(reasons)
 
 
 def last_word(folder: Path, name: str) -> str:
-    """Why the worker of this name ended itself, where that is the last that it wrote; empty otherwise. Multiprocessing's resource
-    tracker outlives it, and may tell of what is left."""
+    """Return why the worker of this name exited, if it wrote that last, else "". Lines of multiprocessing's
+    resource tracker, which outlives it, are skipped."""
     path = folder / f"{file_name(name)}.log"
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    said = next((line for line in reversed(lines) if line.strip() and "resource_tracker" not in line), "")
-    return said.removeprefix(LAST_WORDS) if said.startswith(LAST_WORDS) else ""
+    last = next((line for line in reversed(lines) if line.strip() and "resource_tracker" not in line), "")
+    return last.removeprefix(LAST_WORDS) if last.startswith(LAST_WORDS) else ""
 
 
 def file_name(name: str) -> str:
-    """Of a worker's log, without its ending: "engine 0, dp rank 1" writes engine-0-dp-rank-1.log."""
+    """Return the stem of a worker's log file: "engine 0, dp rank 1" writes engine-0-dp-rank-1.log."""
     return name.replace(",", "").replace(" ", "-")
 
 
 def original_stdout() -> TextIO:
-    """This process' standard output as it is now, for lines of ours that are still to be seen after `redirect`."""
+    """Return this process's current standard output, for lines that must stay visible after `redirect`."""
     return lossy(os.dup(1))
 
 
 def redirect(folder: str, name: str) -> None:
-    """Sends stdout, stderr and log records of this process to folder/name.log (appending). Ray has put the working folder first
-    where modules are looked for; from here on it is last."""
+    """Append stdout, stderr and log records to folder/name.log; also move the working folder, which Ray puts
+    first in sys.path, to its end."""
     sys.path[:] = search_path()
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)

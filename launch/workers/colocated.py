@@ -1,17 +1,17 @@
-"""The hybrid engine: trainer ranks and engines on the same slots, and the weight sync between them.
+"""Hybrid engine: trainer ranks and engines on the same slots, and the weight sync between them.
 
 | stage | trainer | engines |
 |---|---|---|
-| start: engines | nothing on the slot yet | built, weights traced, then asleep |
+| start: engines | not started | built, weights traced, then asleep |
 | start: trainers | built | asleep |
-| generate | all of it off-loaded | awake, serve version v |
+| generate | offloaded | awake, serve version v |
 | train | on the slot: forward, update, checkpoint | asleep |
-| weight sync | only parameters on the slot; every rank sends | weights awake; every engine receives, verifies, commits v + 1 |
+| weight sync | only parameters on the slot; all ranks send | weights awake; receive, verify, commit v + 1 |
 
-The trainer off-loads by training.offload; engines sleep where the platform can. At the start an engine
-measures the device's free memory and takes its share of it, so that nobody else may be on the slot; where its
-weights lie is traced while they are mapped. A reference and a checkpoint are loaded after the start, by a
-trainer that has the slot to itself.
+The trainer offloads as set by training.offload; engines sleep if the platform supports it. At the start an
+engine measures the device's free memory and takes its share, so nothing else may be on the slot; its weight
+addresses are traced while the weights are mapped. The reference and a checkpoint are loaded after the start,
+while the trainer has the slot to itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CLOSE_SECONDS = 20.0
 
 
 class Hybrid:
-    """Both groups; `sync` moves the trainer's weights into every engine as one version."""
+    """Trainer ranks and engines on shared slots; `sync` sends the weights to all engines as one version."""
 
     def __init__(
         self,
@@ -56,20 +56,19 @@ class Hybrid:
         self._listeners: list[Callable[[Event], None]] = [self._check_alive, watch, profiles]
         self._digest = ""
         self.version = -1
-        """The version all engines serve; -1 before the first weight sync."""
+        """Version that all engines serve; -1 before the first weight sync."""
         self._proved: int | None = None
-        """The last version that was compared with the trainer's own parameters, in sessions that all
-        committed since."""
+        """Last version compared with the trainer's parameters, if all sessions since were committed."""
 
     def start(self) -> None:
-        """Builds and connects both groups; the first failure ends the start with its cause."""
+        """Build and connect both groups; raise the cause of the first failure."""
         engines = self._start_workers()
         with self._clock.phase("connect"):
             self._digest = self.train.connect(engines)
         self._clock.listeners += self._listeners
 
     def _start_workers(self) -> list[EngineRank]:
-        """Builds the engines, then the trainer ranks on the slots that sleeping engines left."""
+        """Build the engines, then the trainer ranks while the engines sleep."""
         deadline = self._config.launch.start_deadline_seconds
         with self._clock.phase("engines"):
             calls = self.rollout.start()
@@ -81,8 +80,7 @@ class Hybrid:
         return engines
 
     def _check_alive(self, event: Event) -> None:
-        """WorkerLost for a death in a phase that asks nothing of the dead, instead of finding it when it is
-        next needed."""
+        """Raise WorkerLost for a dead worker at the end of each phase, even if the phase did not use it."""
         if event == "enter":
             return
         if dead := self.train.dead():
@@ -90,16 +88,15 @@ class Hybrid:
         self.rollout.watch()
 
     def sync(self, version: int) -> dict[str, float]:
-        """One weight sync to `version`; all engines commit it or the call raises WeightSyncError. Returns its
-        metrics."""
-        proved, self._proved = self._proved, None  # what fails is followed by a full session
+        """Sync all engines to `version`, return metrics; raise WeightSyncError if one does not commit."""
+        proved, self._proved = self._proved, None  # after a failure the next session is full
         session, start = self._session(version, proved), time.monotonic()
         results = self._hand_over(session)
         self.version, self._proved = version, version if session.full else proved
         return {"sync/seconds": time.monotonic() - start, **stats(results)}
 
     def _hand_over(self, session: Session) -> list[Any]:
-        """Give the trainer's slots to the engines on them, with the weights of a session; what the trainer ranks report of it."""
+        """Give the slots' memory and a session's weights to the engines; return the trainer's statistics."""
         self._offload(keep_parameters=True)
         self.rollout.wake("weights")
         sends, receives = self._calls(session)
@@ -112,19 +109,17 @@ class Hybrid:
     def _calls(
         self, session: Session, engines: Collection[int] | None = None
     ) -> tuple[dict[str, ObjectRef[dict[str, float]]], dict[str, ObjectRef[Any]]]:
-        """A session to all engines, or to these, started on both sides: the trainer ranks' calls and the engines'."""
+        """Start a session to all or to these engines; return the trainer ranks' and the engines' calls."""
         absent = [] if engines is None else self.rollout.without(engines)
         return self.train.send(session, absent), self.rollout.receive(session, engines)
 
     def _session(self, version: int, proved: int | None, *, uneven: bool = False) -> Session:
-        """To `version`; full where `sync` wants it after the version that was `proved` last. `uneven`: engines may have
-        different versions."""
+        """Return a session to `version`, full if due since `proved`; `uneven`: versions may differ."""
         full = self._config.sync.full_after(proved, version)
         return Session.new(None if uneven else self.version, version, self._digest, full=full)
 
     def rest(self) -> None:
-        """Generation is over until the next weight sync: the engines give their memory to training, which
-        comes back."""
+        """End generation until the next weight sync: engines sleep, and the trainer reloads."""
         self.rollout.sleep()
         if self._offloads:
             self.train.reload()
@@ -134,13 +129,15 @@ class Hybrid:
             self.train.offload(keep_parameters=keep_parameters)
 
     def close(self) -> None:
-        """Closes all workers; one that is gone already is not an error here."""
-        self._clock.listeners = [each for each in self._clock.listeners if each not in self._listeners]
+        """Close all workers; ignore those that are already gone."""
+        self._clock.listeners = [
+            listener for listener in self._clock.listeners if listener not in self._listeners
+        ]
         close_all((self.rollout, self.rollout.further, self.train), deadline_seconds=CLOSE_SECONDS)
 
 
 def stats(results: list[Any]) -> dict[str, float]:
-    """Sums of the ranks' byte counts, maxima of their seconds."""
+    """Return the sums of the ranks' byte counts and the maxima of their seconds."""
     totals: dict[str, float] = {}
     for result in results:
         for name, value in result.items():

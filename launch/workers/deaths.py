@@ -1,7 +1,7 @@
-"""Why a worker's process ended, in one line.
+"""Explain in one line why a worker's process ended.
 
-Ray knows whether its memory monitor killed the process; of every other death it knows that a connection was closed. The kernel
-counts what it killed for want of memory. A worker that leaves by itself, or crashes, says why in its own log (actor_log.py).
+Ray knows if its memory monitor killed the process, else only that a connection was closed. The kernel counts
+its out-of-memory kills. A worker that exits or crashes writes why to its log (actor_log.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from mrl.observe.phases import PhaseClock
 
 log = logging.getLogger(__name__)
 
-LOWER = "lower rollout.kv_cache_bytes, training.microbatch_tokens or launch.object_store_bytes, or end other programs"
-"""Settings that a host's memory depends on most."""
+LOWER = (
+    "lower rollout.kv_cache_bytes, training.microbatch_tokens or launch.object_store_bytes, "
+    "or end other programs"
+)
+"""Advice: the settings with most influence on host memory."""
 _MOST_USERS = 3
 _NODE = re.compile(r"Memory on the node \(IP: (\S+), .*?\) was ([\d.]+)GB used / ([\d.]+)GB limit")
 _KILLED = re.compile(r"pid=(\d+), actual memory used=([\d.]+)GB")
@@ -31,7 +34,7 @@ _ADDRESS = re.compile(r"^\s*ip: (\S+)", re.MULTILINE)
 
 
 def kernel_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
-    """Return how many processes the kernel of this machine has killed for want of memory since it started; 0 where it does not say."""
+    """Return the number of out-of-memory kills since the machine booted; 0 if the kernel has no count."""
     with contextlib.suppress(OSError):
         counts = dict(line.split() for line in vmstat.read_text().splitlines())
         return int(counts.get("oom_kill", 0))
@@ -43,7 +46,7 @@ _KILLS_BEFORE = kernel_kills()
 
 @contextlib.contextmanager
 def without_rays_words() -> Iterator[None]:
-    """Ray's paragraphs on a death go to the log of this process at its lowest level, not to the screen; `why` gives the line of it."""
+    """Log Ray's long messages about deaths at debug level instead of printing them; `why` gives one line."""
     from unittest.mock import patch
 
     from ray._private import worker
@@ -56,7 +59,7 @@ def without_rays_words() -> Iterator[None]:
 
 
 def why(error: BaseException, clock: PhaseClock, *, here: str) -> str:
-    """Return why the process of a call that failed with Ray's `error` is gone, in one line. `here`: this node's address."""
+    """Return in one line why a process died, from Ray's `error`; `here`: this node's address."""
     text = str(error).strip()
     held = most_held(clock)
     if node := _NODE.search(text):
@@ -72,21 +75,23 @@ def why(error: BaseException, clock: PhaseClock, *, here: str) -> str:
         f"{_gib(memory.total - memory.available)} of {_gib(memory.total)} GiB of this machine are in use now"
     )
     if killed := kernel_kills() - _KILLS_BEFORE:
-        by = f"killed for want of memory: the kernel did so to {killed} processes of this machine since the run began"
-        return "; ".join(filter(None, [by, used, held, LOWER]))
+        cause = f"killed for lack of memory: the kernel killed {killed} processes here since the run began"
+        return "; ".join(filter(None, [cause, used, held, LOWER]))
     return "; ".join(filter(None, ["its process was killed or crashed", used, held]))
 
 
 def _by_the_monitor(text: str, node: re.Match[str]) -> str:
     address, used, limit = node.groups()
     killed = _KILLED.findall(text)
-    users = [f"{size} by what it killed (pid {pid})" for pid, size in killed]
+    users = [f"{size} by the killed process (pid {pid})" for pid, size in killed]
     others = [user for user in _USER.findall(text) if user[0] not in [pid for pid, _ in killed]]
     users += [
         f"{size} by {Path(words.split()[0]).name} (pid {pid})" for pid, size, words in others[:_MOST_USERS]
     ]
     held = f": {', '.join(users)}" if users else ""
-    return f"killed by Ray's memory monitor, as {used} of {limit} GiB of node {address} were in use{held}"
+    return (
+        f"killed by Ray's memory monitor, because {used} of {limit} GiB of node {address} were in use{held}"
+    )
 
 
 def _gib(num_bytes: float) -> str:

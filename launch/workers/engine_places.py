@@ -1,4 +1,4 @@
-"""Where the processes of engines live, and what they see there."""
+"""Placement of engine processes, and the GPUs they see."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mrl.rollout.part import Part
 
 
 def places(parts: Sequence[Part], config: Config, placement: Placement) -> dict[str, Any]:
-    """Of the actors of these, as ActorGroup takes it. An engine takes no GPU of Ray's: its slots' trainer ranks have, or nobody, and
-    the slots are the run's."""
+    """Return the placement of these parts' actors, as arguments of ActorGroup. An engine reserves no GPU in
+    Ray: its slots are the run's, and their GPUs the trainer ranks' or unreserved."""
     slots = [part.slots(config.engine_slots, tp=config.rollout.tp) for part in parts]
     return {
         "told": parts,
-        "strategies": placement.strategies(own[0] for own in slots),
-        "own_environments": [placement.visible(own) for own in slots],
+        "strategies": placement.strategies(part_slots[0] for part_slots in slots),
+        "own_environments": [placement.visible(part_slots) for part_slots in slots],
         "slot_share": 0.5,
         "gpus": 0.0,
     }

@@ -1,9 +1,9 @@
-"""The thin Ray actor around the workers of an engine on one of its further nodes, and how the engine's first process hears of
+"""Ray actor of an engine's workers on one of its further nodes, and how the engine's first process notices
 their end.
 
-vLLM's executor on the first node watches that node's workers alone: a death elsewhere would be a wait there until its deadline.
-So a process that lost a worker ends itself, and the first process, which holds a call of each, ends itself too; the driver
-hears of that as of any death.
+vLLM's executor on the first node watches only that node's workers; it would wait for a dead worker on another
+node until its deadline. So a process that lost a worker exits, and the first process, which has a pending
+call to each, exits too. The driver sees that as any other death.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 WORKER_LOST_EXIT_CODE = 71
 THREADS = 3
-"""Of an actor: the call that lasts, the start, the end."""
+"""Concurrent calls of an actor: `lasts`, `start` and `close`."""
 
 
 class HeadlessActor:
-    """The executor of a further node in this process, which only waits."""
+    """Runs the executor of a further node; its process only waits."""
 
     executor: HeadlessExecutor
 
@@ -40,7 +40,7 @@ class HeadlessActor:
         self._ended = threading.Event()
 
     def start(self, meeting: vllm_start.Meeting) -> None:
-        """Starts this node's workers; returns when they, and those of the other nodes, are up."""
+        """Start this node's workers; return when those of all nodes are up."""
         from mrl.rollout.headless import HeadlessExecutor
 
         options = vllm_start.of_run(self._config, self.part, meeting)
@@ -50,7 +50,7 @@ class HeadlessActor:
         leave_without(self.part, worker)
 
     def lasts(self) -> None:
-        """Returns when this process was closed."""
+        """Return when this actor is closed."""
         self._ended.wait()
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class HeadlessActor:
 
 
 class HeadlessGroup(ActorGroup[HeadlessActor]):
-    """The processes of all engines on their further nodes; there are none where each engine lies on one."""
+    """Processes of all engines on their further nodes; empty if each engine is on one node."""
 
     kind = "engine"
 
@@ -72,19 +72,19 @@ class HeadlessGroup(ActorGroup[HeadlessActor]):
         return self._parts[number].name
 
     def beside(self, first: Part) -> list[int]:
-        """The numbers of those that the process of a first node goes with."""
+        """Return the numbers of the processes on the further nodes of `first`."""
         return [self._parts.index(part) for part in first.further()]
 
 
 def leave_without(part: Part, process: str) -> None:
-    """Ends this process, because an engine without one of its processes can do nothing more; the driver hears of it at once."""
+    """Exit, because an engine cannot work without one of its processes; the driver notices at once."""
     from mrl.launch.workers.actor_log import leave
 
     leave(f"{part.name} lost its process {process}", WORKER_LOST_EXIT_CODE)
 
 
 def watch(further: Mapping[str, Any], on_lost: Callable[[str], None]) -> None:
-    """Calls `on_lost(name)`, from a thread of its own, when one of these actors, by name, is gone without having been closed."""
+    """Call `on_lost(name)` from its own thread if one of these actors, by name, ends without being closed."""
     if further:
         calls = {actor.__ray_call__.remote(HeadlessActor.lasts): name for name, actor in further.items()}
         threading.Thread(target=_watch, args=(calls, on_lost), name="further-nodes", daemon=True).start()
@@ -94,9 +94,9 @@ def _watch(calls: Mapping[Any, str], on_lost: Callable[[str], None]) -> None:
     import ray
     from ray.exceptions import RayError
 
-    left: Iterable[Any] = calls
-    while left:
-        (ended,), left = ray.wait(list(left), num_returns=1)
+    pending: Iterable[Any] = calls
+    while pending:
+        (ended,), pending = ray.wait(list(pending), num_returns=1)
         try:
             ray.get(ended)
         except RayError:

@@ -1,4 +1,4 @@
-"""What trainer ranks and engines have of their GPUs and hosts at the end of each phase, noted on the clock as metrics."""
+"""Record the GPU and host memory of trainer ranks and engines at the end of each phase as metrics."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from mrl.observe.memory_use import tightest
 from mrl.observe.phases import Event, PhaseClock
 
 PHASES = ("generate", "recompute", "update", "save", "sync")
-"""After which workers are asked: those in which they work."""
+"""Phases in which workers work; memory is read after each."""
 
 
 def most_held(clock: PhaseClock) -> str:
-    """Return what the largest process of each kind held at the ends of the step's phases so far; empty before the first."""
+    """Return the peak memory per kind of process at the ends of this step's phases; empty at first."""
     held = []
     for name, process in (("trainer", "a trainer rank"), ("engine", "an engine")):
-        if found := clock.noted(f"mem/host_used/{name}/{phase}" for phase in PHASES).values():
-            held.append(f"{process} {max(found) / 2**30:.1f} GiB")
-    return f"before, {' and '.join(held)} at most" if held else ""
+        if sizes := clock.noted(f"mem/host_used/{name}/{phase}" for phase in PHASES).values():
+            held.append(f"{process} {max(sizes) / 2**30:.1f} GiB")
+    return f"earlier in this step, {' and '.join(held)} at most" if held else ""
 
 
 class Workers(Protocol):
-    """A group that can be asked."""
+    """A group that reports its memory use."""
 
     def memory_use(self) -> dict[str, float]: ...
 
 
 class MemoryWatch:
-    """A listener of the clock. Each figure is that of the tightest process, over all ends of the phase in a step."""
+    """Listener of the clock; each metric is of the tightest process, over all ends of a phase in a step."""
 
     def __init__(self, clock: PhaseClock, groups: Mapping[str, Workers]) -> None:
-        """`groups`: by the word that metrics have for them."""
+        """`groups`: by their name in metrics."""
         self._clock, self._groups = clock, groups
 
     def __call__(self, event: Event) -> None:
         if event != "leave" or self._clock.current not in PHASES:
             return
         for name, group in self._groups.items():
-            own = f"{name}/{self._clock.current}"
-            found = {f"mem/{figure}/{own}": value for figure, value in group.memory_use().items()}
-            self._clock.note(tightest([self._clock.noted(found), found]))
+            suffix = f"{name}/{self._clock.current}"
+            metrics = {f"mem/{figure}/{suffix}": value for figure, value in group.memory_use().items()}
+            self._clock.note(tightest([self._clock.noted(metrics), metrics]))

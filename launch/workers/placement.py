@@ -1,8 +1,8 @@
-"""Slots in a stable order: node by node (number given by the launcher), then GPU by GPU as Ray names them.
+"""Place slots in a stable order: by node (the launcher's number), then by GPU (Ray's name).
 
-Ray promises no order of bundles, neither across nodes nor over a node's GPUs, so both are asked and sorted.
-Node numbers come from the label `mrl-node` that the launcher gives each node; never from hostnames or
-addresses. Where engines have slots of their own, the trainer's come first.
+Ray does not guarantee an order of bundles over nodes or over a node's GPUs, so both are queried and sorted.
+Node numbers come from the label `mrl-node` that the launcher gives each node, never from host names or
+addresses. If engines have their own slots, the trainer's slots come first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mrl.launch.cluster.ray_node import NODE_LABEL
 from mrl.resharding.planner.topology import Topology
 
 HEAD_SECONDS = 5.0
-"""For an answer of Ray's head."""
+"""Timeout for a response of Ray's head."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Slot:
 
     bundle: int
     node: int
-    """The launcher's number of the node."""
+    """Launcher's number of the node."""
     gpu: str = ""
-    """The bundle's GPU as CUDA_VISIBLE_DEVICES names it (a number or a UUID); empty without GPUs."""
+    """GPU of the bundle as in CUDA_VISIBLE_DEVICES (a number or a UUID); empty without GPUs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,47 +40,46 @@ class Placement:
     group: Any
     slots: tuple[Slot, ...]
     numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The launcher's number of each node that the slots are on, by Ray's name of the node."""
+    """Ray's node id -> launcher's number, for the nodes of the slots."""
 
     def topology(self, config: Config) -> Topology:
-        """Where the plan of the weight sync finds both sides; `config` as it was placed."""
+        """Return the topology of both sides for the weight sync plan; `config`: after `as_placed`."""
         if config.launch.engine_slots:
             return Topology.apart(self.nodes, num_trainers=config.training.layout.world_size)
         return Topology.on(self.nodes) if config.sync.transport == "auto" else Topology.beside(self.nodes)
 
     @property
     def gpus(self) -> bool:
-        """Whether each slot is a GPU."""
+        """True if each slot is a GPU."""
         return all(slot.gpu for slot in self.slots)
 
     @property
     def nodes(self) -> list[int]:
-        """The number of each slot's node."""
+        """Node number of each slot."""
         return [slot.node for slot in self.slots]
 
     def strategies(self, ranks: Iterable[int]) -> list[Any]:
-        """Scheduling strategies that put an actor on the slot of each rank."""
+        """Return the scheduling strategies that put an actor on the slot of each rank."""
         return [_on_bundle(self.group, self.slots[rank].bundle) for rank in ranks]
 
     def visible(self, ranks: Iterable[int]) -> dict[str, str]:
-        """The variable that shows a process the GPUs of these ranks' slots, in their order, and no others;
-        nothing without GPUs."""
+        """Return the CUDA_VISIBLE_DEVICES of these ranks' slots, in their order; empty without GPUs."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.slots[r].gpu for r in ranks)} if self.gpus else {}
 
     def lost_nodes(self) -> list[str]:
-        """The run's nodes that Ray has given up, for people. None where its head does not answer, for which Ray waits until it ends this
-        process: a thread of its own asks."""
-        told: list[dict[str, Any]] = []
+        """Return the run's nodes that Ray has lost, for messages; empty if its head does not respond. Uses a
+        thread, because Ray waits for its head until it ends this process."""
+        nodes: list[dict[str, Any]] = []
 
-        def ask() -> None:
+        def query() -> None:
             import ray
 
-            told.extend(ray.nodes())
+            nodes.extend(ray.nodes())
 
-        asking = threading.Thread(target=ask, name="lost nodes", daemon=True)
-        asking.start()
-        asking.join(HEAD_SECONDS)
-        gone = {n["NodeID"]: n["NodeManagerAddress"] for n in [*told] if not n["Alive"]}
+        thread = threading.Thread(target=query, name="lost nodes", daemon=True)
+        thread.start()
+        thread.join(HEAD_SECONDS)
+        gone = {n["NodeID"]: n["NodeManagerAddress"] for n in [*nodes] if not n["Alive"]}
         return [
             f"node {number} ({gone[name]})" for name, number in sorted(self.numbers.items()) if name in gone
         ]
@@ -92,26 +91,27 @@ class Placement:
 
 
 def place(num_slots: int, *, gpus: bool, deadline_seconds: float, strategy: str = "PACK") -> Placement:
-    """Reserves the slots; raises ConfigError when the cluster cannot give them in time. `strategy`: Ray's, of
-    bundles to nodes."""
+    """Reserve slots with Ray's `strategy`; raise ConfigError if they are not free in time."""
     from ray.util.placement_group import placement_group, placement_group_table
 
     bundle = {SLOT: 1.0, **({"GPU": 1.0} if gpus else {})}
     group = placement_group([bundle] * num_slots, strategy=strategy)
     if not group.wait(deadline_seconds):
         raise ConfigError(
-            f"{num_slots} slots were not free within {deadline_seconds:g} s; is another run on this cluster?"
+            f"{num_slots} slots were not free within {deadline_seconds:g} s; check if another run uses this "
+            "cluster"
         )
     numbers = _node_numbers()
-    where = placement_group_table(group)["bundles_to_node_id"]
-    nodes = {int(bundle): numbers[node] for bundle, node in where.items()}
+    node_ids = placement_group_table(group)["bundles_to_node_id"]
+    nodes = {int(bundle): numbers[node] for bundle, node in node_ids.items()}
     slots = order_slots(nodes, _gpus(group, num_slots, deadline_seconds) if gpus else ())
-    return Placement(group, slots, {node: numbers[node] for node in where.values()})
+    return Placement(group, slots, {node: numbers[node] for node in node_ids.values()})
 
 
 def order_slots(nodes: Mapping[int, int], gpus: Sequence[str]) -> tuple[Slot, ...]:
-    """Slots in rank order. `nodes`: bundle -> number of its node; `gpus`: each bundle's GPU, or none. Numbers
-    of GPUs count as numbers, and come before UUIDs.
+    """Return the slots in rank order; GPU numbers are sorted as numbers, and come before UUIDs.
+
+    `nodes`: bundle -> node number; `gpus`: GPU of each bundle, or empty.
 
     >>> [slot.gpu for slot in ordered({0: 0, 1: 0, 2: 0}, ("10", "GPU-a1", "9"))]
     ['9', '10', 'GPU-a1']
@@ -125,15 +125,15 @@ def _number(gpu: str) -> tuple[bool, int, str]:
 
 
 def _gpus(group: Any, num_slots: int, deadline_seconds: float) -> list[str]:
-    """The GPU of each bundle, as a task inside it is told."""
+    """Return the GPU of each bundle, as Ray assigns it to a task inside."""
     import ray
 
-    ask: Any = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(_own_gpu)
-    calls = [ask.options(scheduling_strategy=_on_bundle(group, each)).remote() for each in range(num_slots)]
+    task: Any = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(_own_gpu)
+    calls = [task.options(scheduling_strategy=_on_bundle(group, i)).remote() for i in range(num_slots)]
     _, late = ray.wait(calls, num_returns=num_slots, timeout=deadline_seconds)
     if late:
         raise ConfigError(
-            f"{len(late)} of {num_slots} slots did not tell their GPU within {deadline_seconds:g} s"
+            f"{len(late)} of {num_slots} slots did not report their GPU within {deadline_seconds:g} s"
         )
     return ray.get(calls)
 
@@ -152,7 +152,7 @@ def _on_bundle(group: Any, bundle: int) -> Any:
 
 
 def _node_numbers() -> dict[str, int]:
-    """The launcher's number of each node that has slots, by Ray's name of the node."""
+    """Return Ray's node id -> launcher's number, for each node with slots."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(SLOT)]
@@ -166,5 +166,6 @@ def _node_number(node: dict[str, Any], num_nodes: int) -> int:
     if num_nodes == 1:
         return 0
     raise ConfigError(
-        f"the Ray node {node['NodeID']} has no label {NODE_LABEL}; start each node with --labels {NODE_LABEL}=<its number>"
+        f"the Ray node {node['NodeID']} has no label {NODE_LABEL}; start each node with --labels "
+        f"{NODE_LABEL}=<its number>"
     )

@@ -1,4 +1,4 @@
-"""The reward workers of a run: tried before anything starts, then beside the coroutines that ask them."""
+"""Reward workers of a run: tried before anything starts, then used by the rollout coroutines."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
 from mrl.samples import Prompt
 
 JUDGED_FOLDER = "judged"
-"""In the run folder: what models that judge have answered."""
+"""Folder in the run folder with the judges' responses."""
 
 
 def check_rewards(section: RewardSection, prompts: Sequence[Prompt]) -> None:
-    """One trial sample through the verifier of each domain; ConfigError with what the verifier said."""
+    """Try each domain's verifier on one sample. Raises ConfigError with the verifier's message."""
     try:
         try_verifiers(section, prompts)
     except RewardError as error:
@@ -26,7 +26,7 @@ def check_rewards(section: RewardSection, prompts: Sequence[Prompt]) -> None:
 def reward_pool(
     config: Config, section: RewardSection, *, place: str = "", check: Callable[[], None] = lambda: None
 ) -> RewardPool:
-    """Return the workers of a section. `place`: the folder, inside JUDGED_FOLDER, in which they keep what judges answer; `check`:
-    raises what makes waiting for a verdict vain."""
+    """Return the workers of a section. `place`: their folder in JUDGED_FOLDER; `check`: raises if waiting for
+    a verdict is pointless."""
     folder = str(Path(config.run_folder) / JUDGED_FOLDER / place)
     return RewardPool(section, group_size=config.loop.samples_per_prompt, folder=folder, check=check)

@@ -1,7 +1,7 @@
-"""The thin Ray actor around one process of a vLLM engine: its environment, its log file, its threads.
+"""Ray actor of one process of a vLLM engine: its environment, its log file, its threads.
 
-Ray starts the process and carries commands (weight syncs, sleep, manifests); no token passes it. One thread owns the engine
-(mrl/rollout/engine_loop.py), another the socket of the driver (engine_server.py).
+Ray starts the process and carries commands (weight sync, sleep, manifests), but no tokens. One thread owns
+the engine (mrl/rollout/engine_loop.py), another the driver's socket (engine_server.py).
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 _MOST_PROBES = 100
 BLAME_SECONDS = 5.0
-"""In which the death of a process on a living node is known everywhere."""
+"""Time after which a process's death on a living node is known everywhere."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineRank:
-    """What a trainer rank must know of the engine rank on its slot."""
+    """Facts about an engine rank for its trainer rank."""
 
     address: str
-    """Where its sender connects, as the configured transport needs it."""
+    """Address for the sender, in the form of the configured transport."""
     device: str
-    """The UUID of its GPU; "cpu" without one."""
+    """UUID of its GPU; "cpu" without one."""
     manifest: RankManifest
-    """Where each checkpoint tensor lands on it, by vLLM's own loaders."""
+    """Place of each checkpoint tensor on it, by vLLM's loaders."""
 
 
 class RolloutActor:
-    """An engine, or one dp rank of it, in this process, which is on the first of its nodes."""
+    """An engine, or one dp rank of it, in this process on the first of its nodes."""
 
     loop: EngineLoop
 
@@ -55,24 +55,24 @@ class RolloutActor:
         from mrl.launch.cluster.node_facts import listen_on_own_node
         from mrl.launch.workers.actor_log import file_name, redirect
 
-        gc.disable()  # until it has started: a fifth of the time of imports, which keep what they make
+        gc.disable()  # until it has started: garbage collection takes a fifth of the import time
         self._config, self.part = config, part
         redirect(log_folder, file_name(self.part.name))
         listen_on_own_node()
         self._listener = socket.create_server((self.address(), 0))
         self._blocks: dict[int, Any] = {}
-        """Handles of blocks of routes that the driver has not taken."""
+        """References to route blocks that the driver has not taken."""
         self._num_blocks = 0
 
     def address(self) -> str:
-        """This process's node."""
+        """Return the address of this process's node."""
         import ray
 
         return ray.util.get_node_ip_address()
 
     def meeting(self) -> vllm_start.Meeting:
-        """Where the processes of this engine find each other: two ports in a row that are free on this node; asked of an
-        engine's first process before `start`."""
+        """Return the rendezvous of this engine's processes, called on its first process before `start`: the
+        first of two consecutive free ports of this node."""
         for _ in range(_MOST_PROBES):
             with socket.socket() as first, socket.socket() as second:
                 first.bind(("", 0))
@@ -82,16 +82,16 @@ class RolloutActor:
                 except OSError:
                     continue
                 return self.address(), port
-        raise RolloutError(f"{self.part.name}: no two ports in a row are free on {self.address()}")
+        raise RolloutError(f"{self.part.name}: no two consecutive ports are free on {self.address()}")
 
     def start(self, meeting: vllm_start.Meeting | None, secret: bytes, *further: Any) -> None:
-        """Start vLLM with the model's shape and no weights; it serves after the first weight sync.
+        """Start vLLM without weights; it serves after the first weight sync.
 
         Args:
-            meeting: Where the processes of the engine find each other.
-            secret: What the driver proves to know when it connects to `door`.
-            further: Actors of the engine's other nodes (headless_actor.py), in their order, which are started at the same
-                time.
+            meeting: Rendezvous of the engine's processes.
+            secret: Secret that authenticates the driver at `door`.
+            further: Actors of the engine's other nodes, in order (headless_actor.py), which start at the same
+            time.
         """
         from mrl.data.tokenise import decoder
         from mrl.rollout.engine import RolloutEngine
@@ -132,8 +132,7 @@ class RolloutActor:
         return self._num_blocks
 
     def _blame(self, error: BaseException) -> None:
-        """If others are gone and one may be of another node of this rank's, the engine's failure is told only after that would
-        have ended this process, by its name."""
+        """Delay a PeerLost failure: a death on another node of this rank then ends this process first."""
         if isinstance(error, PeerLost) and self.part.nodes > 1:
             time.sleep(BLAME_SECONDS)
 
@@ -141,24 +140,24 @@ class RolloutActor:
         headless_actor.leave_without(self.part, process)
 
     def door(self) -> Address:
-        """Return where the driver connects."""
+        """Return the address for the driver."""
         return self._listener.getsockname()[:2]
 
     def wait_until_free(self, seconds: float) -> None:
-        """Return once no client is connected and the engine has paused since (a lost rollout worker's)."""
+        """Wait until no client is connected and the engine has paused, after a rollout worker was lost."""
         self._server.wait_until_free(seconds)
 
     def take_block(self, number: int) -> list[Any]:
-        """Return the handle of a block of routes, in a list because Ray would send the block itself."""
+        """Return the reference to a route block, in a list, because Ray resolves a bare one."""
         return [self._blocks.pop(number)]
 
     def on_engine[R](self, function: Callable[[RolloutEngine], R]) -> R:
-        """Run a function of the engine between two of its steps; return its value."""
+        """Run a function of the engine between two engine steps; return its result."""
         return self.loop.call(function).result()
 
     def prepare_sync(self) -> list[tuple[str, str, str]]:
-        """Address, device and manifest's digest of this engine's ranks, or of this dp rank's. Their weights must be
-        mapped: the loaders read a module's map of experts."""
+        """Return (address, device, manifest digest) of each rank of this engine or dp rank. Weights must be
+        mapped: the loaders read a module's expert map."""
         from mrl.training.hf.hf_folder import read_config
 
         on_slot = self._config.sync.transport == "auto"
@@ -170,12 +169,11 @@ class RolloutActor:
         return list(zip(addresses, devices, [manifest.digest for manifest in self._manifests], strict=True))
 
     def arrive(self) -> tuple[list[tuple[str, str, str]], Address]:
-        """Return what `prepare_sync` and `door` do, of an engine that comes later: the driver asks it nothing more before it has its
-        weights."""
+        """Return `prepare_sync` and `door` of a replacement, its last call before it has its weights."""
         return self.prepare_sync(), self.door()
 
     def manifests(self, digests: Collection[str]) -> dict[str, RankManifest]:
-        """Those of prepare_sync, by digest."""
+        """Return the manifests of prepare_sync with these digests, by digest."""
         return {m.digest: m for m in self._manifests if m.digest in digests}
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Rollout workers: a process on each node of engines that runs the coroutines of groups.
+"""Rollout workers: one process per node of engines that runs the coroutines of groups.
 
-Ray starts them and carries the prompts of groups; everything else goes by sockets
-(mrl/trajectories/worker_messages.py). A worker has connections to its node's engines, and reward workers and
-environments of its own, as the driver has without workers. One that is lost is named and replaced; its
-engines pause by themselves when its connections end (mrl/rollout/engine_server.py).
+Ray starts them and carries the prompts of groups; everything else uses sockets
+(mrl/trajectories/worker_messages.py). A worker has connections to its node's engines and its own reward
+workers and environments, which the driver has otherwise. A lost worker is reported and replaced; its engines
+pause when its connections end (mrl/rollout/engine_server.py).
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_LOSSES = 3
-"""Workers that a start of a run may lose before it ends; none if it must repeat."""
+"""Workers that a start of a run may lose; 0 for a deterministic run."""
 CLOSE_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """What one worker is given."""
+    """Placement and engines of one worker."""
 
     node: int
     slot: int
-    """A slot of its node, where Ray places it."""
+    """Slot of its node where Ray places it."""
     engines: tuple[int, ...]
-    """The engines of its node, by number."""
+    """Numbers of its node's engines."""
     names: tuple[str, ...]
-    """Of all engines of the run."""
+    """Names of all engines of the run."""
     by_index: bool
-    """A prompt's engine follows from its index."""
+    """True if a prompt's index determines its engine."""
     max_open: int | None
     """Its share of agent.max_open."""
 
 
 def worker_places(config: Config, rollout: RolloutGroup, *, by_index: bool) -> list[WorkerPlace]:
-    """Return a place for each node that an engine begins on, in the nodes' order; the dp ranks of an engine
-    have one worker.
+    """Return one place per node on which an engine starts, in node order; the dp ranks of an engine share a
+    worker.
 
     Raises:
-        ConfigError: agent.max_open is less than one for each.
+        ConfigError: agent.max_open is less than one per worker.
     """
     homes: dict[int, int] = {}
     engines: dict[int, list[int]] = {}
@@ -78,8 +78,8 @@ def worker_places(config: Config, rollout: RolloutGroup, *, by_index: bool) -> l
     names, most = tuple(rollout.name(n) for n in rollout.numbers()), config.agent and config.agent.max_open
     if most is not None and most < len(engines):
         raise ConfigError(
-            f"agent.max_open = {most} with rollout.workers = node: each of {len(engines)} rollout workers opens at "
-            f"least one environment; set {len(engines)} or more"
+            f"agent.max_open = {most} with rollout.workers = node: each of {len(engines)} rollout workers "
+            f"opens at least one environment; set agent.max_open to {len(engines)} or more"
         )
     return [
         WorkerPlace(
@@ -95,7 +95,7 @@ def worker_places(config: Config, rollout: RolloutGroup, *, by_index: bool) -> l
 
 
 class RolloutWorkerActor:
-    """The worker of one node."""
+    """Ray actor of a node's rollout worker."""
 
     def __init__(self, config: Config, place: WorkerPlace, log_folder: str) -> None:
         import ray
@@ -108,16 +108,15 @@ class RolloutWorkerActor:
         self._stack = contextlib.ExitStack()
 
     def start(self, secret: bytes, trial: Sequence[Prompt], described: Mapping[str, Any]) -> Address:
-        """Start reward workers and environments; return where the driver connects.
+        """Start reward workers and environments; return the address for the driver.
 
         Args:
-            secret: What the driver proves to know, and this process to the engines.
-            trial: Prompts whose verifiers are tried here.
-            described: What the environments said of themselves on the driver's node, by key.
+            secret: Secret that authenticates the driver here, and this process to the engines.
+            trial: Prompts to try the verifiers with.
+            described: Descriptions of the environments on the driver's node, by key.
 
         Raises:
-            ConfigError: A verifier does not work here, or an environment cannot be made here or is another
-                one.
+            ConfigError: A verifier or an environment does not work here, or an environment differs.
         """
         config, place = self._config, self._place
         check_rewards(config.reward, trial)
@@ -147,11 +146,11 @@ class RolloutWorkerActor:
         self._worker.begin(groups)
 
     def drop(self, groups: Sequence[int]) -> None:
-        """Forget groups, by their numbers."""
+        """Drop groups, by their numbers."""
         self._worker.drop(groups)
 
     def close(self) -> None:
-        """End all that it started, after a line in the log about its verdicts."""
+        """Stop everything it started, and log the number of verdicts by kind."""
         if hasattr(self, "_worker"):
             self._worker.close()
             log.info("verdicts by kind: %s", dict(self._rewards.counts()))
@@ -159,21 +158,24 @@ class RolloutWorkerActor:
 
 
 def descriptions(acting: Acting | None) -> dict[str, Any]:
-    """Return what each environment says of itself, by key."""
+    """Return each environment's description, by key."""
     if acting is None:
         return {}
     return {key: (dict(rules.tools), rules.replayable) for key, (rules, _) in acting.rules.items()}
 
 
 def require_described(acting: Acting | None, described: Mapping[str, Any]) -> None:
-    """ConfigError for an environment that says other things of itself here than on the driver's node (`described`)."""
-    for key, said in descriptions(acting).items():
-        if said != described[key]:
-            raise ConfigError(f"the environment {key!r} is another one than on the driver's node")
+    """Raise ConfigError for an environment whose description differs from the driver's node (`described`)."""
+    for key, description in descriptions(acting).items():
+        if description != described[key]:
+            raise ConfigError(
+                f"the environment {key!r} differs from the one on the driver's node; install the same on all "
+                "nodes"
+            )
 
 
 class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
-    """The rollout workers of a run (`WorkerProcesses` of mrl/trajectories/remote_rollouts.py)."""
+    """Rollout workers of a run (`WorkerProcesses` of mrl/trajectories/remote_rollouts.py)."""
 
     kind = "rollout worker of node"
 
@@ -188,8 +190,7 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
         environment: Mapping[str, str],
         log_folder: str,
     ) -> None:
-        """Begin to start them. `trial`: prompts whose verifiers each tries; `acting`: the environments as the
-        driver's node has them."""
+        """Start the workers. `trial`: prompts to try verifiers with; `acting`: the driver's environments."""
         self.by_index = config.loop.deterministic or config.loop.schedule == "on_policy"
         self.places = worker_places(config, rollout, by_index=self.by_index)
         super().__init__(
@@ -210,11 +211,11 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
         self._most = 0 if config.loop.deterministic else MOST_LOSSES
         self.num_lost = 0
         self._starts = {number: self._start(number) for number in self.numbers()}
-        """Of the processes that nobody has waited for."""
+        """Start calls that have not been waited for."""
 
     @contextlib.contextmanager
     def started(self) -> Iterator[RolloutWorkerGroup]:
-        """Close them at the end."""
+        """Attach the workers to the engines; close them at the end."""
         self._rollout.workers, self._rollout.worker_metrics = self, self._metrics
         try:
             yield self
@@ -246,8 +247,8 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
         except Exception as error:
             cause = getattr(error, "cause", None) or error
             kind = type(cause) if isinstance(cause, MrlError) else WorkerLost
-            said = str(cause) if isinstance(cause, MrlError) else f"did not start: {first_line(cause)}"
-            raise kind(f"{self.names[number]}: {said}") from error
+            reason = str(cause) if isinstance(cause, MrlError) else f"did not start: {first_line(cause)}"
+            raise kind(f"{self.names[number]}: {reason}") from error
 
     async def begin(self, number: int, groups: Sequence[GroupStart]) -> None:
         await self._call(number, RolloutWorkerActor.begin, groups)
@@ -269,10 +270,10 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
         cause = await self._cause(number, why)
         self.num_lost += 1
         if self.num_lost > self._most:
-            before = f"; {self._most} rollout workers were replaced before" if self._most else ""
-            raise WorkerLost(cause + before)
+            note = f"; {self._most} rollout workers were replaced before" if self._most else ""
+            raise WorkerLost(cause + note)
         log.warning(
-            "%s; its groups begin elsewhere, another one is started in its place (%d of %d)",
+            "%s; its groups restart elsewhere; starting a replacement (%d of %d)",
             cause,
             self.num_lost,
             self._most,
@@ -282,7 +283,7 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
             await self._wait_until_free(engine)
 
     async def _wait_until_free(self, engine: int) -> None:
-        """Return once an engine of a lost worker has paused, or is lost too."""
+        """Wait until an engine of a lost worker has paused or is lost too."""
         seconds = self._config.rollout.step_deadline_seconds
         try:
             await self._rollout.start_on(engine, RolloutActor.wait_until_free, seconds)
@@ -290,12 +291,12 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
             if is_death(error):
                 return  # RolloutGroup.watch finds it
             raise WorkerLost(
-                f"{self._rollout.name(engine)} did not pause within rollout.step_deadline_seconds = {seconds:g} s "
-                "after its rollout worker was lost"
+                f"{self._rollout.name(engine)} did not pause within rollout.step_deadline_seconds = "
+                f"{seconds:g} s after its rollout worker was lost"
             ) from error
 
-    async def _cause(self, number: int, said: str) -> str:
-        """Return why a worker is lost: Ray gives the cause of a death to whoever calls it."""
+    async def _cause(self, number: int, message: str) -> str:
+        """Return why a worker was lost; Ray gives the cause of a death to a caller of the actor."""
         import ray
 
         try:
@@ -306,7 +307,7 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
             if is_death(error):
                 reason = why(error, self._clock, here=ray.util.get_node_ip_address())
                 return f"{self.names[number]} died in phase {self._clock.current}: {reason}"
-        return f"{self.names[number]} failed in phase {self._clock.current}: {said}"
+        return f"{self.names[number]} failed in phase {self._clock.current}: {message}"
 
 
 async def _within(call: Any, seconds: float) -> Any:

@@ -1,5 +1,6 @@
-"""Routes between processes: blocks stay in the object store of the node that made them, and the trainer ranks that need them
-read them there. The driver passes handles on, whose size does not depend on what they stand for.
+"""Move routes between processes: blocks stay in their node's object store, where trainer ranks read them.
+
+The driver only forwards references, whose size does not depend on the blocks.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from mrl.samples import TrainBatch
 
 
 def share_block(block: np.ndarray) -> Any:
-    """A handle of a block, which is there as long as somebody has one, and this process lives."""
+    """Put a block into the object store; it stays while this process lives and a reference exists."""
     import ray
 
     return ray.put(block)
 
 
 def read_routes(batch: TrainBatch, *, deadline_seconds: float) -> TrainBatch:
-    """The batch with its routes' blocks in the place of their handles; those of this node are not copied."""
+    """Return the batch with route blocks in place of references; blocks of this node are not copied."""
     if batch.routes is None:
         return batch
     import ray
@@ -33,7 +34,7 @@ def read_routes(batch: TrainBatch, *, deadline_seconds: float) -> TrainBatch:
 
 
 def of_samples(block: Any, lengths: Sequence[int]) -> list[Routes]:
-    """The routes of samples of these lengths, whose positions' rows lie one after the other in a block."""
+    """Return the routes of samples of these lengths, whose rows are consecutive in a block."""
     ends = np.cumsum(lengths).tolist()
     return [
         Routes((RouteRows(block, end - length, end - 1),)) for end, length in zip(ends, lengths, strict=True)

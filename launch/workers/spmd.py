@@ -1,4 +1,4 @@
-"""Megatron-only programs on this machine, without Ray: starting the ranks, and the worker of one rank."""
+"""Megatron-only programs on this machine, without Ray: start the ranks, and the worker of one rank."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mrl.own_code import child_path
 from mrl.processes.start import exit_code, module_words, terminate_all
 
 GRACE_SECONDS = 30.0
-"""For ranks that are told to end, before they are killed."""
+"""Between SIGTERM to the ranks and SIGKILL."""
 POLL_SECONDS = 0.5
 STORE = "MRL_RANKS_STORE"
-"""The file at which the ranks of this machine meet, in a folder that is this user's alone."""
+"""Variable with the rendezvous file of this machine's ranks, in a folder that only this user can read."""
 STARTER = "MRL_RANKS_STARTER"
-"""The process that started the ranks."""
+"""Variable with the pid of the process that started the ranks."""
 
 
 def run_local_ranks(
@@ -29,12 +29,12 @@ def run_local_ranks(
 ) -> int:
     """Run `python -m module ARGUMENTS` once for each rank of the training layout; all end together.
 
-    Ranks meet at a file in a folder that is the user's alone, and send their messages over the loopback
-    interface; torchrun would open a port and unpickle what it finds there. Each has a session of its own: a
+    Ranks rendezvous at a file in a folder that only the user can read, and communicate over the loopback
+    interface; torchrun would open a port and unpickle what it receives. Each rank has its own session: a
     terminal's signals reach only this process. `while_they_run` is called every POLL_SECONDS.
 
     Returns:
-        0 if all end with 0, else the code of the first rank that failed (128 + the signal that ended it).
+        0 if all end with 0, else the code of the first failed rank (128 + n if signal n ended it).
     """
     size = config.training.layout.world_size
     with tempfile.TemporaryDirectory(prefix="mrl-ranks-", ignore_cleanup_errors=True) as folder:
@@ -70,13 +70,13 @@ def starter_is_gone() -> bool:
 
 
 def forget_meeting_place() -> None:
-    """Remove the ranks' folder if the process that started them has ended and cannot."""
+    """Remove the ranks' folder if the process that started them has ended and so cannot do it."""
     if starter_is_gone() and STORE in os.environ:
         shutil.rmtree(Path(os.environ[STORE]).parent, ignore_errors=True)
 
 
 def start_worker(config: Config, **changes: Any) -> Any:
-    """The MegatronWorker of this rank, by the environment that `run_local_ranks` gives it, or torchrun."""
+    """Return this rank's MegatronWorker, from the environment of `run_local_ranks` or torchrun."""
     from mrl.resharding.wire.meeting import TCP
     from mrl.training.worker import MegatronWorker
 

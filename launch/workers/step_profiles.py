@@ -1,4 +1,4 @@
-"""Which steps and trainer ranks are profiled (launch.profile): a listener of the clock tells the ranks when to record."""
+"""Profile the steps and trainer ranks of launch.profile, as a listener of the clock."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from mrl.observe.phases import Event, PhaseClock
 
 
 class StepProfiles:
-    """Records each wanted step from its first phase to the end of its weight sync; without any it asks nobody anything."""
+    """Records each selected step from its first phase to the end of its weight sync."""
 
     def __init__(self, section: ProfileSection, ranks: TrainGroup, clock: PhaseClock) -> None:
         self._section, self._ranks, self._clock = section, ranks, clock
-        self._left = set(section.steps)
-        self._records = False
+        self._steps = set(section.steps)
+        self._is_recording = False
 
     def __call__(self, event: Event) -> None:
-        if event == "enter" and not self._records and self._clock.step in self._left:
-            self._left.remove(self._clock.step)
-            self._records = True
-            self._tell(TrainActor.start_profile, self._clock.step)
-        if not self._records:
+        if event == "enter" and not self._is_recording and self._clock.step in self._steps:
+            self._steps.remove(self._clock.step)
+            self._is_recording = True
+            self._call(TrainActor.start_profile, self._clock.step)
+        if not self._is_recording:
             return
         if event == "enter":
-            self._tell(TrainActor.enter_phase, self._clock.current)
+            self._call(TrainActor.enter_phase, self._clock.current)
         elif event == "leave":
-            self._tell(TrainActor.leave_phase)
+            self._call(TrainActor.leave_phase)
             if self._clock.current == "sync":
-                self._records = False
-                self._tell(TrainActor.stop_profile)
+                self._is_recording = False
+                self._call(TrainActor.stop_profile)
 
-    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         self._ranks.on_some(self._section.ranks, function, *arguments)

@@ -1,5 +1,4 @@
-"""The thin Ray actor around one Megatron rank: its environment, its log file, and what needs the run's
-configuration."""
+"""Ray actor of one Megatron rank: environment, log file, and calls that need the configuration."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ class TrainActor:
         from mrl.launch.cluster.node_facts import listen_on_own_node
         from mrl.launch.workers.actor_log import redirect
 
-        gc.disable()  # until it has started: a fifth of the time of imports, which keep what they make
+        gc.disable()  # until it has started: garbage collection takes a fifth of the import time
         redirect(log_folder, f"train-{rank}")
         listen_on_own_node()
         without_wandb()
@@ -50,9 +49,8 @@ class TrainActor:
         self._store_folder: str | None = None
 
     def rendezvous(self, *, one_node: bool) -> str:
-        """Where the run's processes meet (`wire.meeting.Meeting`); asked of rank 0 before `start`. On one
-        node a file in a folder of this user's, which no other user and no other machine reaches; else a free
-        port of this one's address."""
+        """Return the ranks' rendezvous (`wire.meeting.Meeting`), called on rank 0 before `start`: on one node
+        a file in a folder that only this user can reach, else a free port of this node."""
         import ray
 
         from mrl.resharding.wire.meeting import TCP
@@ -65,7 +63,7 @@ class TrainActor:
             return f"{TCP}{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     def start(self, store: str) -> None:
-        """Builds the Megatron model and optimizer; a collective over all ranks."""
+        """Build the Megatron model and optimizer; a collective over all ranks."""
         from mrl.algorithms.objective import Objective, ValueObjective
         from mrl.training.profiler import Profiler
         from mrl.training.worker import MegatronWorker
@@ -91,18 +89,18 @@ class TrainActor:
             self.worker.add_critic(self._config.critic)
             self._objectives["critic"] = ValueObjective(self._config.algorithm)
         gc.collect()
-        gc.freeze()  # as the driver does
+        gc.freeze()  # as in the driver
         gc.enable()
 
     def forward(self, batch: TrainBatch, options: PassOptions) -> dict[str, np.ndarray] | None:
-        """MegatronWorker.forward() of a batch that brings handles of its routes, as far as the driver reads it."""
+        """Run MegatronWorker.forward() on a batch with references to its routes, for the driver."""
         arrays = self.worker.forward(self._with_routes(batch, options.role), options)
         return None if arrays is None else _sent(arrays)
 
     def forward_recording(
         self, batch: TrainBatch, options: PassOptions
     ) -> tuple[dict[str, np.ndarray], list[Routes]] | None:
-        """Return forward() of the policy, and the routes of the batch's samples; the block stays here."""
+        """Return forward() of the policy and the samples' routes; the route block stays on this node."""
         arrays = self.worker.forward(batch, dataclasses.replace(options, record_routes=True))
         if arrays is None:
             return None
@@ -135,28 +133,28 @@ class TrainActor:
         return metrics, None if arrays is None else _sent(arrays)
 
     def _with_routes(self, batch: TrainBatch, role: Role) -> TrainBatch:
-        """The batch with its routes, where the role takes any."""
+        """Return the batch with its routes, if the role uses any."""
         if role == "critic":
             return dataclasses.replace(batch, routes=None)
         return route_blocks.read_routes(batch, deadline_seconds=self._config.training.collective_seconds)
 
     def connect(self, engines: Sequence[EngineRank], topology: Topology) -> str:
-        """Prepares this rank's side of weight syncs to the engine ranks it feeds; returns the digest that
-        sessions carry.
+        """Prepare this rank's side of weight syncs to its engine ranks; return the plan's digest for
+        sessions.
 
-        `topology`: where all ranks of both sides are. WeightSyncError where the slot's engine rank is on another
-        GPU.
+        `topology`: places of all ranks of both sides. Raises WeightSyncError if the slot's engine rank is on
+        another GPU.
         """
         from mrl.resharding.transfer.planned_sync import PlannedSync
         from mrl.resharding.wire.cuda_memory import device_uuid
 
         sync, addresses = self._config.sync, [engine.address for engine in engines]
-        own = device_uuid(self.worker.device)
+        device = device_uuid(self.worker.device)
         shared = topology.trainer_slots == topology.engine_slots
-        if shared and (other := engines[self._rank].device) != own:
+        if shared and (other := engines[self._rank].device) != device:
             raise WeightSyncError(
-                f"trainer rank {self._rank} is on {own}, the engine rank that shares its slot on {other}; each slot is one "
-                "GPU (launch/workers/placement.py): has something changed CUDA_VISIBLE_DEVICES of a worker?"
+                f"trainer rank {self._rank} is on {device}, the engine rank of the same slot on {other}; a "
+                "slot is one GPU (launch/workers/placement.py): check CUDA_VISIBLE_DEVICES of the workers"
             )
         self._weight_sync = PlannedSync(
             self.worker.policy,
@@ -169,27 +167,27 @@ class TrainActor:
         return self._weight_sync.digest
 
     def send(self, session: Session, absent: Sequence[int]) -> dict[str, float]:
-        """This rank's side of one weight sync without these engine ranks."""
+        """Run this rank's side of one weight sync, without the `absent` engine ranks."""
         return self._weight_sync.send(session, absent)
 
     def redial(self, addresses: Mapping[int, str]) -> None:
-        """Other processes have taken the places of these engine ranks."""
+        """Use new addresses for these engine ranks, whose processes were replaced."""
         self._weight_sync.redial(addresses)
 
     def start_profile(self, step: int) -> None:
-        """Records from here to stop_profile()."""
+        """Start recording, until stop_profile()."""
         self._profiler.start(step)
 
     def enter_phase(self, phase: str) -> None:
-        """The driver begins a phase of the recorded step."""
+        """Mark the start of a phase of the recorded step."""
         self._profiler.enter(phase)
 
     def leave_phase(self) -> None:
-        """The phase that was entered last is over."""
+        """Mark the end of the phase entered last."""
         self._profiler.leave()
 
     def stop_profile(self) -> None:
-        """Writes the record into the run's folder."""
+        """Write the record into the run folder."""
         self._profiler.stop()
 
     def close(self) -> None:
@@ -202,5 +200,5 @@ class TrainActor:
 
 
 def _sent(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the driver reads of a pass; entropies are told by the objective's metrics."""
+    """Return the arrays that the driver reads; entropies are in the objective's metrics."""
     return {name: values for name, values in arrays.items() if name != "entropy"}

@@ -1,12 +1,12 @@
-"""All trainer ranks as one object: each method says how its arguments are dispatched.
+"""All trainer ranks as one object; each method dispatches its arguments to the ranks.
 
 | method | dispatch | result |
 |---|---|---|
-| forward | batch dealt out over DP | [N] arrays merged back in batch order |
-| forward_recording (the policy) | the same | the same, and the batch with handles of the routes that were taken |
-| update (of a role) | batch dealt out over DP, denominators to all | metrics of rank 0 (already reduced over ranks) |
-| accumulate, then step | the same, of the policy | the same, and between the two the [N] arrays of forward |
-| all others | same arguments to every rank | what is the same on every rank, or by rank |
+| forward | batch sharded over DP | [N] arrays merged in batch order |
+| forward_recording (policy) | the same | the same, and the batch with references to the recorded routes |
+| update (a role) | batch sharded over DP, denominators for all | metrics of rank 0 (reduced over ranks) |
+| accumulate, then step | the same, for the policy | the same, plus the [N] arrays of forward |
+| all others | same arguments to every rank | the common result, or results by rank |
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ R = TypeVar("R")
 
 
 def gpu_environment() -> dict[str, str]:
-    """Variables of a trainer rank on a GPU: one queue into the device, so that a collective starts before the
-    products that were issued after it and overlaps with them (what Megatron asks for with tensor or context
+    """Return the variables of a trainer rank on a GPU: one hardware queue, so that a collective starts before
+    matrix products issued after it and overlaps with them (Megatron requires it for tensor or context
     parallelism before Blackwell)."""
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     return {name: os.environ.get(name, "1")}
 
 
 class TrainGroup(ActorGroup[TrainActor]):
-    """The Megatron ranks of a run, one on each of the first slots."""
+    """Megatron ranks of a run, one on each of the first slots."""
 
     kind = "trainer rank"
     actor_class: type[TrainActor] = TrainActor
 
     def __init__(self, config: Config, placement: Placement, clock: PhaseClock, **options: Any) -> None:
-        """`options`: environment and log folder of the actors."""
+        """Start the actors; `options`: their environment and log folder."""
         layout = config.training.layout
         self.layout = layout.sizes()
         self._topology = placement.topology(config)
         self._one_node = len(set(placement.nodes)) == 1
         self.lost_nodes = placement.lost_nodes
         self.has_moved = True
-        """Whether weights may be others than the engines were sent last."""
+        """True if weights may have changed since the last sync."""
         self.dealer = Dealer(
             ranks=layout.dp,
             max_tokens=config.training.microbatch_tokens,
@@ -85,24 +85,24 @@ class TrainGroup(ActorGroup[TrainActor]):
         )
 
     def start(self) -> dict[str, ObjectRef[None]]:
-        """Starts all ranks' construction; the caller waits for it."""
+        """Start building all ranks; the caller waits for it."""
         import ray
 
         deadline = self._config.launch.start_deadline_seconds
-        asked = self.start_on(0, TrainActor.rendezvous, one_node=self._one_node)
-        return self.start_on_all(TrainActor.start, ray.get(asked, timeout=deadline))
+        rendezvous = self.start_on(0, TrainActor.rendezvous, one_node=self._one_node)
+        return self.start_on_all(TrainActor.start, ray.get(rendezvous, timeout=deadline))
 
-    # -- passes and updates --------------------------------------------------------------------------------------
+    # -- passes and updates ----------------------------------------------------------------------------------
 
     def forward(self, batch: TrainBatch, options: PassOptions) -> dict[str, np.ndarray]:
-        """Return per-token arrays [N] of one role: log-probs and what the options add, or a critic's values."""
+        """Return per-token arrays [N]: log-probs and those that `options` adds, or a critic's values."""
         parts, results = self._on_shards(batch, lambda actor, shard: actor.forward(shard, options))
         return self._merged(batch, parts, results)
 
     def forward_recording(
         self, batch: TrainBatch, options: PassOptions
     ) -> tuple[dict[str, np.ndarray], TrainBatch]:
-        """Return forward() of the policy, and the batch with the routes that its samples took."""
+        """Return forward() of the policy, and the batch with its samples' recorded routes."""
         parts, results = self._on_shards(batch, lambda actor, shard: actor.forward_recording(shard, options))
         shards = [result for result in results if result is not None]
         taken: dict[int, Routes] = {}
@@ -114,16 +114,15 @@ class TrainGroup(ActorGroup[TrainActor]):
     def update(
         self, batch: TrainBatch, denominators: Mapping[str, float], options: PassOptions
     ) -> dict[str, float]:
-        """One optimizer step of a role over the batch; its metrics are sums over ranks divided by their
-        denominators."""
+        """Run one optimizer step of a role; return its metrics, sums over ranks / their denominators."""
         divisors, self.has_moved = dict(denominators), True
         return self._on_shards(batch, lambda actor, shard: actor.update(shard, divisors, options))[1][0]
 
     def accumulate(
         self, batch: TrainBatch, denominators: Mapping[str, float], options: PassOptions
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """The policy's update without its optimizer step: what forward() gives, with 0 for tokens that are
-        not trained on, and the metrics so far. No parameter changes before step()."""
+        """Run the policy's update without the optimizer step, which only step() makes; return forward()'s
+        arrays, 0 for tokens not trained on, and the metrics so far."""
         divisors = dict(denominators)
         parts, results = self._on_shards(
             batch, lambda actor, shard: actor.accumulate(shard, divisors, options)
@@ -132,18 +131,18 @@ class TrainGroup(ActorGroup[TrainActor]):
         return self._merged(batch, parts, arrays), metrics[0]
 
     def step(self) -> dict[str, float]:
-        """The optimizer step along the gradients of accumulate(); its metrics."""
+        """Run the optimizer step with the gradients of accumulate(); return its metrics."""
         self.has_moved = True
         return self.on_all(lambda actor: actor.worker.step())[0]
 
     def _on_shards(
         self, batch: TrainBatch, function: Callable[[TrainActor, TrainBatch], R]
     ) -> tuple[list[np.ndarray], list[R]]:
-        """(sample positions of each DP shard, every rank's result of the function of its shard)."""
+        """Run a function of each rank's shard; return (sample positions by DP shard, results by rank)."""
         import ray
 
-        dealt, parts = self.dealer(batch)
-        shards: list[Any] = [ray.put(dealt.select(part)) for part in parts]
+        balanced, parts = self.dealer(batch)
+        shards: list[Any] = [ray.put(balanced.select(part)) for part in parts]
         places = [self.layout.place(rank) for rank in range(self.layout.world_size)]
         calls = {self.name(p.rank): self.start_on(p.rank, function, shards[p.dp]) for p in places}
         return parts, list(self.wait(calls).values())
@@ -154,46 +153,42 @@ class TrainGroup(ActorGroup[TrainActor]):
         parts: Sequence[np.ndarray],
         results: Sequence[dict[str, np.ndarray] | None],
     ) -> dict[str, np.ndarray]:
-        """The arrays of all shards in the batch's order. One rank of each shard returns them (tp 0, cp 0,
-        last pipeline stage), and ranks are in the order of shards."""
+        """Return all shards' arrays in batch order, each from tp 0, cp 0 of the last pipeline stage."""
         shards = [arrays for arrays in results if arrays is not None]
         return {name: merge_parts(batch, parts, [arrays[name] for arrays in shards]) for name in shards[0]}
 
-    # -- weight sync ---------------------------------------------------------------------------------------------
+    # -- weight sync -----------------------------------------------------------------------------------------
 
     def connect(self, engines: Sequence[EngineRank]) -> str:
-        """Connects each rank to the engine ranks it feeds; returns the plan's digest, on which all ranks
-        agree."""
+        """Connect each rank to its engine ranks; return the plan's digest, the same on all ranks."""
         import ray
 
-        known: Any = ray.put(list(engines))  # once for all ranks: it is large
-        digests = self.on_all(TrainActor.connect, known, self._topology)
+        shared_engines: Any = ray.put(list(engines))  # once for all ranks: it is large
+        digests = self.on_all(TrainActor.connect, shared_engines, self._topology)
         if len(set(digests)) != 1:
             raise WeightSyncError(f"trainer ranks made different weight sync plans: {digests}")
         return digests[0]
 
     def send(self, session: Session, absent: Sequence[int] = ()) -> dict[str, ObjectRef[dict[str, float]]]:
-        """Starts every rank's side of a weight sync without the `absent` engine ranks; the caller waits for it together with
-        the engines'."""
+        """Start every rank's side of a weight sync without the `absent` engine ranks; the caller waits."""
         return self.start_on_all(TrainActor.send, session, list(absent))
 
     def redial(self, addresses: Mapping[int, str]) -> None:
-        """Other processes have taken the places of these engine ranks."""
+        """Use new addresses for these engine ranks, whose processes were replaced."""
         self.on_all(TrainActor.redial, dict(addresses))
 
     def offload(self, *, keep_parameters: bool) -> None:
-        """Frees the trainer's memory on all slots, or all of it but the policy's parameters."""
+        """Free the trainer's memory on all slots, with `keep_parameters` all but the policy's parameters."""
         self.on_all(lambda actor: actor.worker.offload(keep_parameters=keep_parameters))
 
     def reload(self) -> None:
-        """Takes the memory of offload() back."""
+        """Restore what offload() freed."""
         self.on_all(lambda actor: actor.worker.reload())
 
-    # -- files and facts -----------------------------------------------------------------------------------------
+    # -- files and facts -------------------------------------------------------------------------------------
 
     def keep_frozen(self) -> None:
-        """Keeps the models that are read and never trained: the reference, which is today's policy unless
-        model.reference_path names a folder, and the teachers."""
+        """Keep the teachers and the reference: model.reference_path, by default the current policy."""
         algorithm, path = self._config.algorithm, self._config.model.reference_path
         if algorithm.needs_reference:
             self.on_all(lambda actor: actor.worker.snapshot_reference(path))
@@ -202,37 +197,35 @@ class TrainGroup(ActorGroup[TrainActor]):
                 self.on_all(lambda actor, folder=folder: actor.worker.add_teacher(folder))
 
     def save_checkpoint(self, path: Path, state: Mapping[str, Any], *, beside: bool) -> None:
-        """Writes all ranks' state, and the loop's, as one committed checkpoint; CheckpointError where that
+        """Write all ranks' state and the loop's as one committed checkpoint; raise CheckpointError if that
         fails.
 
-        With `beside` it returns once the state is copied: commit_checkpoint() ends the save.
+        With `beside` it returns once the state is copied; commit_checkpoint() completes the save.
         """
         folder, extra = str(path), dict(state)
         self.on_all(lambda actor: actor.worker.save_checkpoint(folder, extra, beside=beside))
 
     def checkpoint_is_written(self) -> bool:
-        """Whether commit_checkpoint() would not wait for files."""
+        """Return True if commit_checkpoint() would not wait for files."""
         return all(self.on_all(lambda actor: actor.worker.checkpoint_is_written()))
 
     def commit_checkpoint(self) -> None:
-        """Makes the save that goes on beside training a committed checkpoint; CheckpointError where it
-        failed."""
+        """Commit the checkpoint that is saved in the background; raise CheckpointError if the save failed."""
         self.on_all(lambda actor: actor.worker.commit_checkpoint())
 
     def load_checkpoint(self, path: Path) -> dict[str, Any]:
-        """Continues from a checkpoint, verified by all ranks in shares; returns the loop's state of that
-        time."""
+        """Load a checkpoint, verified by all ranks in shares; return the loop's state in it."""
         folder = str(path)
         return self.on_all(lambda actor: actor.worker.load_checkpoint(folder))[0]
 
     def on_some(self, numbers: Iterable[int], function: Callable[..., None], *arguments: Any) -> None:
-        """Runs a function of some ranks and waits for them."""
+        """Run a function on some ranks and wait for them."""
         self.wait({self.name(n): self.start_on(n, function, *arguments) for n in numbers})
 
     def memory_use(self) -> dict[str, float]:
-        """The tightest figures of all ranks (observe/memory_use.py)."""
+        """Return the tightest values over all ranks (observe/memory_use.py)."""
         return tightest(self.on_all(lambda actor: actor.worker.memory_use()))
 
     def device_names(self) -> list[str]:
-        """What CUDA calls each rank's device."""
+        """Return CUDA's name of each rank's device."""
         return self.on_all(lambda actor: actor.worker.device_name())

@@ -1,10 +1,9 @@
-"""Two pools: trainer ranks and engines on slots of their own (`launch.engine_slots`), and the weight sync between them.
+"""Two resource pools: trainer ranks and engines on separate slots (`launch.engine_slots`), and their sync.
 
-Nobody waits for another's memory: both sides start at once and stay where they are; nothing sleeps, nothing is
-off-loaded (`Config.as_placed`), so that the trainer may train while the engines generate. Weights go through shared
-memory on one machine without GPUs, and else as messages.
-A weight sync in which an engine dies is done again without it, where the run survives that (`rollout.replace`), and one brings
-in what was started in the place of lost engines. Everything else is the hybrid engine's (colocated.py).
+Both sides start at once and keep their memory: nothing sleeps or is offloaded (`Config.as_placed`), so the
+trainer can train while engines generate. Weights go through shared memory on one machine without GPUs, else
+as messages. A sync in which an engine dies is repeated without it, if `rollout.replace` allows, and a sync
+brings in replacements. Everything else is as in the hybrid engine (colocated.py).
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 class TwoPools(Hybrid):
-    """The hybrid engine's protocol over two pools."""
+    """The hybrid engine's interface over two resource pools."""
 
     _bringing_in = False
     """True while a weight sync inside a wait for groups brings an engine in."""
 
     def _start_workers(self) -> list[EngineRank]:
-        """Builds engines and trainer ranks at once."""
+        """Build engines and trainer ranks at once."""
         deadline = self._config.launch.start_deadline_seconds
         with self._clock.phase("engines"):
             calls = {**self.rollout.start(), **self.train.start()}
@@ -38,8 +37,8 @@ class TwoPools(Hybrid):
             return self.rollout.engine_ranks()
 
     def sync(self, version: int) -> dict[str, float]:
-        """Hybrid.sync, again without each engine that is lost in it; brings in those that are up. To the version that is served
-        already it is with these alone."""
+        """Sync as Hybrid.sync, repeat without engines lost in it, and bring in engines that are up; only with
+        these if `version` is served already."""
         if not self._config.rollout.replace:
             return super().sync(version)
         start, results = time.monotonic(), None
@@ -47,9 +46,9 @@ class TwoPools(Hybrid):
         proved, self._proved = self._proved, None
         uneven = False
         while results is None:
-            if came := self.rollout.bring_in():
-                self.train.redial(came)
-            joining |= {rank // self._config.rollout.ranks for rank in came}
+            if addresses := self.rollout.bring_in():
+                self.train.redial(addresses)
+            joining |= {rank // self._config.rollout.ranks for rank in addresses}
             uneven = uneven or bool(joining)
             engines = set(self.rollout.serving)
             if version == self.version:
@@ -64,7 +63,7 @@ class TwoPools(Hybrid):
         return {"sync/seconds": time.monotonic() - start, **stats(results)}
 
     def _exchanged(self, session: Session, engines: Collection[int]) -> list[Any] | None:
-        """What the trainer ranks tell of a session that everyone committed; None where engines were lost in it."""
+        """Run a session; return the trainer ranks' statistics, or None if engines were lost in it."""
         sends, receives = self._calls(session, engines)
         results, errors = wait_for_ends(
             {**sends, **receives},
@@ -82,7 +81,7 @@ class TwoPools(Hybrid):
         return None
 
     def _bring_in(self) -> None:
-        """Let engines serve that are up, if the trainer is free and still has the weights that are served."""
+        """Let new engines serve, if the trainer is idle and still has the served weights."""
         if self._clock.current == "generate" and not self.train.has_moved and not self._bringing_in:
             self._bringing_in = True
             try:

@@ -1,9 +1,8 @@
-"""The `mrl` command.
+"""The `mrl` command: parses arguments and turns errors into exit codes.
 
-Owns exit codes; the commands' arguments are in `runs` and `configs`, and the work of each is in the package it
-belongs to, imported when called.
-Exit codes: 0 done, 2 bad input (configuration, data), 1 failed while running, 4 all steps done
-and nothing learned, 99 stopped to be queued again.
+`runs` and `configs` define the arguments of each command and import its work when it is called.
+Exit codes: 0 done, 1 failed while running, 2 bad input (configuration, data), 4 all steps done and nothing
+learned, 99 stopped and to be queued again, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ from mrl.cli import configs, runs
 from mrl.cli.common import printable
 from mrl.errors import ConfigError, DataError, MrlError
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""Errors of writing, which do not name a file."""
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Errors of writes; they do not name a file."""
 FORMER_COMMANDS = {
-    "bench": "removed: python -m benchmarks.schedules, of the repository, measures schedules",
-    "data --json": "removed: mrl.data.load_rows.load_data gives programs the rows",
+    "bench": "removed: run python -m benchmarks.schedules in the repository to measure schedules",
+    "data --json": "removed: programs call mrl.data.load_rows.load_data",
     "diagnose --json": "removed: mrl diagnose RUN writes diagnosis.md",
-    "make chains": "removed: `mrl tune` trains no model that scores steps",
-    "make domains": "removed: data.train takes a list of entries with a domain each (docs/data.md)",
-    "make judgements": "removed: tune a judge on messages of its question and the verdict that is due "
+    "make chains": "removed: `mrl tune` does not train models that score single steps",
+    "make domains": "removed: list entries in data.train, each with its domain (docs/data.md)",
+    "make judgements": "removed: tune a judge on conversations of its question and the correct verdict "
     "(docs/design/rewards.md)",
-    "plan --json": "removed: mrl.capacity.estimate.Estimate has the figures for programs; the exit code says whether it fits",
-    "plan --stream": "removed: docs/running-ahead.md says how to estimate what loop.schedule=stream gains",
-    "replay": "removed: no schedule is recorded; loop.deterministic repeats a run to the bit, and mrl audit RUN "
-    "checks its prompts",
+    "plan --json": "removed: programs use mrl.capacity.estimate.Estimate; the exit code says if it fits",
+    "plan --stream": "removed: docs/running-ahead.md estimates the gain of loop.schedule=stream",
+    "replay": "removed: schedules are not recorded; loop.deterministic repeats a run bit by bit, and "
+    "mrl audit RUN checks its prompts",
     "sft": "renamed to tune",
     "warm-start": "renamed to tune",
-    "watch": "removed: mrl report RUN writes a page and mrl samples RUN prints samples, also while a run goes "
-    "on; logging.trackers shows curves live",
+    "watch": "removed: mrl report RUN writes a page and mrl samples RUN prints samples, also during a run; "
+    "logging.trackers shows live curves",
 }
-"""A former command, or a command and a former first word or option of it -> what became of it."""
+"""Former command, or command with a former first argument or option -> its replacement."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; errors of ours become one message and an exit code."""
+    """Run one command and return its exit code; print errors of this package and of files as one message."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -57,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"mrl: {type(error).__name__}: {printable(str(error))}", file=sys.stderr)
         return 1
     except OSError as error:
-        if error.filename is None and error.errno not in _OF_THE_DISK:
-            raise  # a fault of ours, whose place its traceback tells
+        if error.filename is None and error.errno not in _DISK_ERRORS:
+            raise  # a bug: keep the traceback
         place = f"{error.filename}: " if error.filename is not None else ""
         print(f"mrl: {printable(f'{place}{error.strerror}')}", file=sys.stderr)
         return 1
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses arguments; files and overrides may also stand behind options, which argparse alone refuses."""
+    """Parse arguments; accept files and overrides after options too, which argparse alone rejects."""
     parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = next(iter(words), "")
@@ -76,20 +75,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for former in (command, *(f"{command} {word}" for word in (*words[1:2], *switches))):
         if former in FORMER_COMMANDS:
             parser.error(f"{former} is {FORMER_COMMANDS[former]}")
-    options, rest = parser.parse_known_args(arguments)
-    if rest and (not hasattr(options, "config") or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.config = [*options.config, *rest]
+    options, extras = parser.parse_known_args(arguments)
+    if extras and (not hasattr(options, "config") or any(word.startswith("-") for word in extras)):
+        parser.error(f"unrecognized arguments: {' '.join(extras)}")
+    if extras:
+        options.config = [*options.config, *extras]
     return options
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mrl",
-        description="Reinforcement learning for mixture-of-experts language models: Megatron trains and "
+        description="Train mixture-of-experts language models with reinforcement learning: Megatron trains, "
         "vLLM generates.",
-        epilog="`mrl settings` prints every setting with one sentence; README.md has a first run.",
+        epilog="`mrl settings` lists all settings; README.md shows a first run. Exit codes: 0 done; 1 "
+        "failed, or a check did not pass; 2 bad input; 4 learned nothing; 99 requeue; 130 interrupted.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for."""
+    """Action that looks up the version only if it is requested."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"mrl {importlib.metadata.version('mrl')}")

@@ -1,4 +1,4 @@
-"""`python -m mrl.cli`."""
+"""Entry point of `python -m mrl.cli`."""
 
 from mrl.cli import main
 

@@ -1,4 +1,4 @@
-"""What commands have in common: the words of a configuration, and answers on standard output."""
+"""Shared by all commands: arguments of a configuration, and output on a terminal."""
 
 from __future__ import annotations
 
@@ -6,33 +6,67 @@ import argparse
 import os
 import sys
 
-CONFIG_HELP = "CONFIG.yaml ... a.b.c=value ... (files are merged left to right, then the values)"
+CONFIG_HELP = "CONFIG.yaml ... a.b.c=value ... (files are merged from left to right, then the values)"
+EXITS = ("0 done", "1 failed", "2 bad input")
+_STOPPED = ("99 stopped by SIGUSR1, to be queued again", "128 + n stopped by signal n")
+_QUICK, _RUN = "configs/quickstart.yaml", "runs/quickstart"
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "train": (f"train {_QUICK} loop.steps=20", *EXITS, "4 done, but nothing learned", *_STOPPED),
+    "tune": ("tune configs/tune_dpo.yaml", *EXITS, *_STOPPED),
+    "make": ("make arithmetic --out data/arithmetic",),
+    "data": (f"data {_QUICK}",),
+    "eval": (f"eval {_QUICK} model.path=exported --out results",),
+    "difficulty": (f"difficulty {_QUICK} data.difficulty.file=rates.jsonl",),
+    "rewards": (f"rewards try {_QUICK}",),
+    "show": (f'rewards show {_QUICK} --row 7 --response "12" --explain',),
+    "try": (f"rewards try {_QUICK} --rows 20", "0 no errors", "1 failed, or found errors", EXITS[2]),
+    "check": (
+        f"rewards check {_QUICK} --gold labelled.jsonl --min-agreement 0.9",
+        *("0 accuracy is high enough", "1 failed, or accuracy is too low", EXITS[2]),
+    ),
+    "plan": ("plan configs/qwen3_30b_a3b.yaml", "0 the run fits", "1 it does not fit", EXITS[2]),
+    "settings": ("settings rollout.tp",),
+    "report": (f"report {_RUN} runs/faster",),
+    "audit": (f"audit {_RUN}", "0 the check passed", "1 failed, or the check did not pass", EXITS[2]),
+    "diagnose": (f"diagnose {_RUN}",),
+    "samples": (f"samples {_RUN} --limit 3",),
+    "export": (f"export {_RUN} --out exported",),
+}
+"""Command -> an example, and its exit codes if they are not EXITS."""
+
+
+def add_command(commands, name: str, text: str) -> argparse.ArgumentParser:
+    """Add a command; its help says what it does, and has an example and its exit codes."""
+    example, *exits = EXAMPLES[name]
+    end = f"example:\n  mrl {example}\n\nexit codes:\n  " + "\n  ".join(exits or EXITS)
+    form = argparse.RawDescriptionHelpFormatter
+    return commands.add_parser(name, help=text, description=text, epilog=end, formatter_class=form)
 
 
 def config_command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
-    """A command that takes files and values of a configuration."""
-    command = commands.add_parser(name, help=text, description=text)
+    """Add a command that takes configuration files and overrides."""
+    command = add_command(commands, name, text)
     command.add_argument("config", nargs="+", help=CONFIG_HELP)
     command.set_defaults(run=run)
     return command
 
 
 def command_config(options: argparse.Namespace, *overrides: str):
-    """The configuration that a command was given."""
+    """Load the configuration that the command line names."""
     from mrl.config.load import load_config
 
     return load_config(*options.config, *overrides)
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may be given it, whoever wrote parts of it: what would steer one is escaped."""
+    """Escape terminal control characters in a text that models or users may have written."""
     from mrl.report.terminal import plain
 
     return "\n".join("\t".join(map(plain, line.split("\t"))) for line in text.split("\n"))
 
 
 def print_answer(text: str) -> int:
-    """Prints what a command was asked for; a reader that leaves early (`mrl settings | head`) has what it wanted."""
+    """Print a result and return 0, also if the reader closes the pipe early (`mrl settings | head`)."""
     try:
         print(printable(text), flush=True)
     except BrokenPipeError:

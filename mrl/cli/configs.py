@@ -1,5 +1,4 @@
-"""The commands over a configuration, and those that make files: each one's arguments and, when it is called, the
-import of its work."""
+"""Commands that take a configuration or make files: arguments, and the import of their work when called."""
 
 from __future__ import annotations
 
@@ -7,24 +6,24 @@ import argparse
 import logging
 from pathlib import Path
 
-from mrl.cli.common import CONFIG_HELP, command_config, config_command, print_answer
+from mrl.cli.common import CONFIG_HELP, add_command, command_config, config_command, print_answer
 
 log = logging.getLogger(__name__)
 
 
 def add_training_to(commands) -> None:
-    """What trains, and what it reads."""
+    """Add the commands that train or prepare data."""
     _train_command(commands)
-    config_command(commands, "tune", _tune, "tune on demonstrations or preferences; gives a model folder")
+    config_command(commands, "tune", _tune, "train on demonstrations or preferences; writes a model folder")
     _make_command(commands)
     _data_command(commands)
 
 
 def add_asking_to(commands) -> None:
-    """What tells about a configuration."""
+    """Add the commands that inspect or evaluate a configuration."""
     _eval_command(commands)
     config_command(
-        commands, "difficulty", _difficulty, "how often model.path solves each prompt of data.train"
+        commands, "difficulty", _difficulty, "measure how often model.path solves each prompt of data.train"
     )
     _rewards_command(commands)
     _plan_command(commands)
@@ -32,11 +31,11 @@ def add_asking_to(commands) -> None:
 
 
 def _train_command(commands) -> None:
-    train = config_command(commands, "train", _train, "train, or resume, a run")
+    train = config_command(commands, "train", _train, "start or resume a training run")
     train.add_argument(
         "--dry-run",
         action="store_true",
-        help="check all that the configuration names, print it resolved, stop",
+        help="check everything the configuration names, print it resolved, and exit",
     )
 
 
@@ -46,7 +45,7 @@ def _train(options: argparse.Namespace) -> int:
         from mrl.config.load import dump
         from mrl.launch.commands.check import dry_run
 
-        warnings = dry_run(config)  # errors stand alone, and warnings last
+        warnings = dry_run(config)
         print(dump(config), end="", flush=True)
         for warning in warnings:
             log.warning(warning)
@@ -65,24 +64,21 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _make_command(commands) -> None:
-    make = commands.add_parser("make", help="make task files, pairs of responses, or a tokenizer")
-    make.add_argument(
-        "what",
-        choices=["arithmetic", "calculator", "preferences", "tokenizer"],
-    )
+    make = add_command(commands, "make", "make task files, preference pairs, or a tokenizer")
+    make.add_argument("what", choices=["arithmetic", "calculator", "preferences", "tokenizer"])
     make.add_argument("config", nargs="*", help=f"preferences: {CONFIG_HELP}")
     make.add_argument("--out", required=True, help="folder to write to")
-    make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand")
-    make.add_argument("--pairs", type=int, help="arithmetic: pairs of a right and a wrong answer; 2000")
+    make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand; 99 by default")
+    make.add_argument("--pairs", type=int, help="arithmetic: pairs of correct and incorrect answers; 2000")
     make.add_argument(
         "--samples",
         type=int,
         default=0,
-        help="preferences: responses of model.path to each row; 0, and no engine",
+        help="preferences: responses of model.path per row; 0 by default, which starts no engine",
     )
-    make.add_argument("--rows", type=int, help="preferences: first rows of each file; all")
+    make.add_argument("--rows", type=int, help="preferences: first rows of each file; all by default")
     make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
-    make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: size of the vocabulary")
+    make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: vocabulary size; 2048")
     make.set_defaults(run=_make)
 
 
@@ -108,15 +104,15 @@ def _pairs(options: argparse.Namespace) -> int:
     quiet()
     from mrl.launch.commands.preferences import PreferenceOptions, make_preferences
 
-    asked = PreferenceOptions(Path(options.out), samples=options.samples, rows=options.rows)
-    return print_answer(make_preferences(command_config(options), asked))
+    preferences = PreferenceOptions(Path(options.out), samples=options.samples, rows=options.rows)
+    return print_answer(make_preferences(command_config(options), preferences))
 
 
 def _data_command(commands) -> None:
     data = config_command(
-        commands, "data", _data, "rows as the policy sees them, their lengths, what is left out and why"
+        commands, "data", _data, "show rows as the policy sees them, lengths, what is left out and why"
     )
-    data.add_argument("--rows", type=int, default=2, help="rows shown of each file; 2 by default")
+    data.add_argument("--rows", type=int, default=2, help="rows to show per file; 2 by default")
 
 
 def _data(options: argparse.Namespace) -> int:
@@ -127,9 +123,9 @@ def _data(options: argparse.Namespace) -> int:
 
 def _eval_command(commands) -> None:
     evaluate = config_command(
-        commands, "eval", _eval, "mean greedy reward, avg@k and pass@k of model.path on data.validation"
+        commands, "eval", _eval, "measure greedy reward, avg@k and pass@k of model.path on data.validation"
     )
-    evaluate.add_argument("--out", help="new folder for samples.jsonl and summary.json")
+    evaluate.add_argument("--out", help="new or empty folder for samples.jsonl and summary.json")
 
 
 def _eval(options: argparse.Namespace) -> int:
@@ -153,50 +149,44 @@ def _difficulty(options: argparse.Namespace) -> int:
 
 
 def _rewards_command(commands) -> None:
-    text = (
-        "the rewards of a configuration: of one response, of responses of known worth, against known verdicts"
-    )
-    kinds = commands.add_parser("rewards", help=text, description=text).add_subparsers(
-        required=True, metavar="WHAT"
-    )
-    show = config_command(kinds, "show", _rewards, "the verdict on one response to one row of the data")
-    show.add_argument("--row", required=True, help="its number in its file, from 1, or file:line")
+    text = "try the configured rewards: on one response, on good and bad responses, or against labelled rows"
+    kinds = add_command(commands, "rewards", text).add_subparsers(required=True, metavar="WHAT")
+    show = config_command(kinds, "show", _rewards, "print the verdict on one response to one row of the data")
+    show.add_argument("--row", required=True, help="row number in its file, from 1, or file:line")
     show.add_argument(
         "--response", help="text, a file, or - for standard input; the row's ground truth in a box by default"
     )
-    show.add_argument("--explain", action="store_true", help="print what each verifier read and said")
+    show.add_argument("--explain", action="store_true", help="print each verifier's input and verdict")
     tried = config_command(
         kinds,
         "try",
         _rewards_try,
-        "what empty, right, wrong, cut off and attacking responses get, before a run",
+        "score good, bad, empty, truncated and attacking responses before a run",
     )
-    tried.add_argument("--rows", type=int, default=20, help="first rows of each domain; 20 by default")
+    tried.add_argument("--rows", type=int, default=20, help="first rows per domain; 20 by default")
     tried.add_argument(
-        "--right", help='right responses: a column of the rows, or a file of {"row", "response"}'
+        "--right", help='correct responses: a column of the rows, or a file of {"row", "response"}'
     )
     check = config_command(
         kinds,
         "check",
         _rewards_check,
-        "agreement with responses that are known to be right or wrong; attacks",
+        "measure agreement with labelled responses, and try attacks",
     )
     check.add_argument("--gold", required=True, help='rows {"prompt", "response", "right", "answer", "tag"}')
     check.add_argument(
-        "--threshold", type=float, default=0.5, help="a reward above it says right; 0.5 by default"
+        "--threshold", type=float, default=0.5, help="a reward above this means correct; 0.5 by default"
     )
     check.add_argument(
-        "--min-agreement", type=float, default=0.0, help="least accuracy; below it the exit code is 1"
+        "--min-agreement", type=float, default=0.0, help="minimum accuracy; exits with 1 below it"
     )
+    check.add_argument("--attacks", nargs="*", default=[], help='files of more attacks, rows {"id", "text"}')
     check.add_argument(
-        "--attacks", nargs="*", default=[], help='files of further attacks, rows {"id", "text"}'
-    )
-    check.add_argument(
-        "--attacked-rows", type=int, default=10, help="wrong responses that attack; 10 by default"
+        "--attacked-rows", type=int, default=10, help="incorrect responses per attack; 10 by default"
     )
     for command in (tried, check):
         command.add_argument(
-            "--deadline", type=float, default=3600.0, help="seconds for all of it; 3600 by default"
+            "--deadline", type=float, default=3600.0, help="seconds for the whole command; 3600 by default"
         )
 
 
@@ -205,8 +195,8 @@ def _rewards(options: argparse.Namespace) -> int:
     from mrl.launch.commands.rewards import verify_row
 
     with with_engines(command_config(options)) as config:
-        said = verify_row(config, row=options.row, response=options.response, every_verifier=options.explain)
-    return print_answer(said)
+        text = verify_row(config, row=options.row, response=options.response, every_verifier=options.explain)
+    return print_answer(text)
 
 
 def _rewards_try(options: argparse.Namespace) -> int:
@@ -214,17 +204,17 @@ def _rewards_try(options: argparse.Namespace) -> int:
     from mrl.launch.commands.rewards_try import try_rewards
 
     with with_engines(command_config(options)) as config:
-        said, is_good = try_rewards(
+        report, is_good = try_rewards(
             config, num_rows=options.rows, deadline_seconds=options.deadline, right=options.right
         )
-    return print_answer(said) or int(not is_good)
+    return print_answer(report) or int(not is_good)
 
 
 def _rewards_check(options: argparse.Namespace) -> int:
     from mrl.launch.commands.engines import with_engines
     from mrl.launch.commands.rewards_check import RewardCheckOptions, check_agreement
 
-    asked = RewardCheckOptions(
+    check_options = RewardCheckOptions(
         gold=Path(options.gold),
         threshold=options.threshold,
         min_agreement=options.min_agreement,
@@ -233,14 +223,14 @@ def _rewards_check(options: argparse.Namespace) -> int:
         deadline_seconds=options.deadline,
     )
     with with_engines(command_config(options)) as config:
-        said, is_good = check_agreement(config, asked)
-    return print_answer(said) or int(not is_good)
+        report, is_good = check_agreement(config, check_options)
+    return print_answer(report) or int(not is_good)
 
 
 def _plan_command(commands) -> None:
-    text = "memory, traffic and time of a configuration, without any GPU; the exit code is 1 where it does not fit"
+    text = "estimate memory, traffic and time without a GPU"
     plan = config_command(commands, "plan", _plan, text)
-    plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file")
+    plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file; 8x80gb")
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -252,8 +242,9 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _settings_command(commands) -> None:
-    settings = commands.add_parser("settings", help="all settings, or those below a path, one sentence each")
-    settings.add_argument("path", nargs="?", default="", help="for instance reward, or rollout.tp")
+    text = "list all settings, or those below a path, one sentence each"
+    settings = add_command(commands, "settings", text)
+    settings.add_argument("path", nargs="?", default="", help="for example reward, or rollout.tp")
     settings.set_defaults(run=_settings)
 
 

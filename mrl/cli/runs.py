@@ -1,16 +1,16 @@
-"""The commands over a run's folder: each one's arguments and, when it is called, the import of its work."""
+"""Commands that take a run folder: their arguments, and the import of their work when called."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from mrl.cli.common import print_answer
+from mrl.cli.common import add_command, print_answer
 from mrl.errors import ConfigError
 
 
 def add_to(commands) -> None:
-    """All of them, in the order of `mrl --help`."""
+    """Add them in the order of `mrl --help`."""
     _report_command(commands)
     _audit_command(commands)
     _diagnose_command(commands)
@@ -19,14 +19,14 @@ def add_to(commands) -> None:
 
 
 def _report_command(commands) -> None:
-    text = "runs as one HTML page that opens from disk, and their curves as text"
-    report = commands.add_parser("report", help=text, description=text)
-    report.add_argument("folder", nargs="+", help="run folders, one or several to compare")
+    text = "write runs as one HTML page that opens from disk, and print their curves"
+    report = add_command(commands, "report", text)
+    report.add_argument("folder", nargs="+", help="run folder, or several to compare")
     report.add_argument("--out", help="file to write; report.html in the first folder by default")
-    report.add_argument("--text", action="store_true", help="curves as text alone, write nothing")
-    report.add_argument("--steps", help="FIRST-LAST: show samples of these steps alone")
+    report.add_argument("--text", action="store_true", help="only print the curves, write nothing")
+    report.add_argument("--steps", help="only show samples of steps FIRST-LAST, e.g. 100-120, or of one step")
     report.add_argument(
-        "--megabytes", type=float, default=16.0, help="samples of all runs in the page; 16 by default"
+        "--megabytes", type=float, default=16.0, help="most megabytes of samples on the page; 16 by default"
     )
     report.set_defaults(run=_report)
 
@@ -37,27 +37,27 @@ def _report(options: argparse.Namespace) -> int:
     from mrl.report.text import run_text
 
     folders = [run_folder(Path(folder)) for folder in options.folder]
-    said = [run_text(folder) for folder in folders]
+    texts = [run_text(folder) for folder in folders]
     if not options.text:
         out = Path(options.out or folders[0] / "report.html")
         write_report(folders, out, megabytes=options.megabytes, steps=_steps(options.steps))
-        said.append(f"wrote {out}; it opens in a browser, from disk")
-    return print_answer("\n".join(said))
+        texts.append(f"wrote {out}; open it in a browser")
+    return print_answer("\n".join(texts))
 
 
 def _steps(words: str | None) -> tuple[int, int] | None:
-    """FIRST-LAST, or one step."""
+    """Parse FIRST-LAST, or one step."""
     if words is None:
         return None
     first, _, last = words.partition("-")
     if not first.isdecimal() or not (last or first).isdecimal():
-        raise ConfigError(f"--steps {words}: FIRST-LAST is asked for, as in --steps 100-120")
+        raise ConfigError(f"--steps {words} must look like FIRST-LAST, e.g. 100-120")
     return int(first), int(last or first)
 
 
 def _audit_command(commands) -> None:
-    text = "prove from a run's folder that each prompt was trained once, filtered once or given up once"
-    audit = commands.add_parser("audit", help=text, description=f"{text}; 1 where that is not so")
+    text = "check that each prompt of a run was trained, filtered or given up exactly once"
+    audit = add_command(commands, "audit", text)
     audit.add_argument("folder", help="run folder")
     audit.set_defaults(run=_audit)
 
@@ -65,13 +65,13 @@ def _audit_command(commands) -> None:
 def _audit(options: argparse.Namespace) -> int:
     from mrl.report.audit import audit, audit_text
 
-    found = audit(Path(options.folder))
-    return print_answer(audit_text(found)) or int(not found.holds)
+    result = audit(Path(options.folder))
+    return print_answer(audit_text(result)) or int(not result.holds)
 
 
 def _diagnose_command(commands) -> None:
-    text = "what is wrong with a run, since when, and what to change"
-    diagnose = commands.add_parser("diagnose", help=text, description=text)
+    text = "find what is wrong with a run, since which step, and what to change"
+    diagnose = add_command(commands, "diagnose", text)
     diagnose.add_argument("folder", help="run folder; diagnosis.md is written there")
     diagnose.set_defaults(run=_diagnose)
 
@@ -90,11 +90,11 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 
 def _samples_command(commands) -> None:
-    samples = commands.add_parser("samples", help="samples of a run as text, episodes turn by turn")
+    samples = add_command(commands, "samples", "print samples of a run as text, episodes turn by turn")
     samples.add_argument("path", help="run folder, or a file of samples")
-    samples.add_argument("--step", type=int, help="of one step alone")
-    samples.add_argument("--kind", help="train, validation or sampled alone")
-    samples.add_argument("--limit", type=int, default=10, help="most samples")
+    samples.add_argument("--step", type=int, help="only samples of this step")
+    samples.add_argument("--kind", help="only samples of this kind: train, validation or sampled")
+    samples.add_argument("--limit", type=int, default=10, help="print at most this many; 10 by default")
     samples.set_defaults(run=_samples)
 
 
@@ -106,17 +106,17 @@ def _samples(options: argparse.Namespace) -> int:
 
 
 def _export_command(commands) -> None:
-    export = commands.add_parser("export", help="a run's checkpoint as a Hugging Face folder")
+    export = add_command(commands, "export", "export a run's checkpoint as a Hugging Face folder")
     export.add_argument("folder", help="run folder")
     where = export.add_mutually_exclusive_group(required=True)
     where.add_argument("--out", help="folder to write to")
-    where.add_argument("--dry-run", action="store_true", help="check the checkpoint and count, write nothing")
+    where.add_argument("--dry-run", action="store_true", help="only check the checkpoint and print its size")
     export.add_argument("--step", type=int, help="step of the checkpoint; the newest valid one by default")
-    export.add_argument("--max-shard-bytes", type=int, help="largest file; 5 GB by default")
+    export.add_argument("--max-shard-bytes", type=int, help="largest weights file, in bytes; 5 GB by default")
     export.add_argument(
         "--adapter",
         action="store_true",
-        help="what training.lora trained alone, as a folder of the PEFT library",
+        help="only export the adapters of training.lora, as a folder of the PEFT library",
     )
     export.set_defaults(run=_export)
 

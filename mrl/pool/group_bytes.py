@@ -1,15 +1,15 @@
-"""What a group's samples take in memory."""
+"""Memory size of a group's samples."""
 
 from __future__ import annotations
 
 from mrl.samples import Group, Sample
 
 TOKEN_BYTES = 20
-"""About the most that a token of a response takes: 8 of arrays in a checkpoint, the rest of text."""
+"""Approximate maximum bytes per response token: 8 of arrays in a checkpoint, the rest for text."""
 
 
 def size_of(group: Group) -> int:
-    """About the bytes that a group takes in memory: those of its samples' arrays, and of their text."""
+    """Return the approximate memory of a group in bytes: its samples' arrays and text."""
     return sum(_sample_size(sample) for sample in group.samples)
 
 

@@ -1,4 +1,4 @@
-"""The judged groups of a run, in memory until they are released."""
+"""Rollout buffer: the judged groups of a run, in memory until they are released."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mrl.samples import Group
 
 
 class GroupStore:
-    """Groups by their handles, numbers that are never used again."""
+    """Rollout buffer of judged groups by group id (handle); ids are never reused."""
 
     def __init__(self) -> None:
         self._groups: dict[int, Group] = {}
@@ -18,29 +18,29 @@ class GroupStore:
 
     @property
     def handles(self) -> list[int]:
-        """Of all groups that are kept, in the order in which they came."""
+        """Group ids of all stored groups, in insertion order."""
         return list(self._groups)
 
     @property
     def num_bytes(self) -> int:
-        """What the groups take."""
+        """Approximate memory of all stored groups, in bytes."""
         return sum(map(size_of, self._groups.values()))
 
     def put(self, group: Group) -> int:
-        """Keep a group; return its handle."""
+        """Store a group; return its group id."""
         handle = self._num_put
         self._groups[handle] = group
         self._num_put += 1
         return handle
 
     def get(self, handles: Iterable[int]) -> list[Group]:
-        """Return the groups of these handles, in their order. Raises PoolError for one that is not kept."""
+        """Return the groups of these ids, in this order. Raises PoolError for an id that is not stored."""
         try:
             return [self._groups[handle] for handle in handles]
         except KeyError as error:
-            raise PoolError(f"the pool does not keep group {error}") from error
+            raise PoolError(f"group {error} is not in the rollout buffer") from error
 
     def release(self, handles: Iterable[int]) -> None:
-        """Forget groups; others that are not kept are no error."""
+        """Remove groups; ignore ids that are not stored."""
         for handle in handles:
             self._groups.pop(handle, None)

@@ -1,18 +1,19 @@
-"""Which groups are on their way from prompt to update, how many may be, and in which order a step takes them. Metadata only, pure.
+"""Group ledger: which groups are in flight, the quota, and the order in which steps take them. Metadata only.
 
-| state | waits for | then |
+| state | waits for | next |
 |---|---|---|
-| making | responses and verdicts | kept, or freed: filtered, or given up where no sample has a reward |
+| making | responses and verdicts | kept, or freed: filtered, or given up if no sample has a reward |
 | kept | its turn in a batch | taken |
-| taken | the version made of it, on the engines | freed: trained |
+| taken | the engines to serve the version trained on it | freed: trained |
 
-Groups are admitted in the order of their prompts' indices, each once. A step takes kept groups in that order.
+Groups are admitted once, in the order of their prompt indices. Steps take kept groups in the same order.
 
-How many may be on their way at once bounds the age of every token. Slots are (max_age + sync_every) * batch. A group on its
-way holds one; a step holds `batch` from when it takes its groups, however few they are, until the engines serve what it made. So a
-group that is admitted while the engines serve u has at most slots - 1 before it, of which every step uses up `batch`: the
-step that trains it trains at most u + age_bound, and its later tokens are younger. A step takes fewer groups only where no
-other group is on its way. Nothing is ever dropped for its age.
+The number of groups in flight bounds the staleness of every token. The quota is (max_age + sync_every) *
+batch slots. A group in flight uses one slot. A step uses `batch` slots, even for fewer groups, from the time
+it takes them until the engines serve the version it trained. So a group admitted while the engines serve
+version u has at most slots - 1 groups ahead, and every step uses `batch` of them: the step that trains this
+group trains at most version u + age_bound. Later tokens are less stale. A step takes fewer groups only if no
+other group is in flight. No group is dropped because it is stale.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from mrl.errors import PoolError
 
 
 class GroupState(enum.Enum):
-    """What a group that holds a slot is."""
+    """State of a group in flight."""
 
     MAKING = "making"
     KEPT = "kept"
@@ -36,7 +37,7 @@ class GroupState(enum.Enum):
 
 
 class GroupEnd(enum.Enum):
-    """How a group gave its slot back."""
+    """How a group left the ledger."""
 
     TRAINED = "trained"
     FILTERED = "filtered"
@@ -45,21 +46,21 @@ class GroupEnd(enum.Enum):
 
 @dataclasses.dataclass(slots=True)
 class Entry:
-    """One group that holds a slot."""
+    """A group in flight."""
 
     index: int
-    """Of its prompt."""
+    """Prompt index."""
     admitted_at: int
-    """The version that the engines served then: no token of the group is older."""
+    """Version that the engines served at admission: no token of the group is older."""
     state: GroupState = GroupState.MAKING
     handle: int = -1
-    """Of its samples in the store; -1 before it is kept."""
+    """Group id in the rollout buffer; -1 before it is kept."""
     trained_at: int = -1
-    """The version that its step trains; -1 before it is taken."""
+    """Version that its step trains; -1 before it is taken."""
 
 
 class GroupLedger:
-    """The groups that hold a slot, by prompt index, and counts of those that gave theirs back."""
+    """Groups in flight by prompt index, and counts of those that have left."""
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
@@ -67,17 +68,17 @@ class GroupLedger:
         self.num_kept = 0
         """Groups that wait for their turn in a batch."""
         self.next_index = 0
-        """Of the prompt that is admitted next."""
+        """Index of the next prompt to admit."""
         self.ends: Counter[GroupEnd] = Counter()
-        """Groups that gave their slot back, since the run began."""
+        """Groups that left the ledger since the run began."""
         self.fruitless = 0
-        """Of these, the filtered and given up since a batch was taken."""
+        """Groups filtered or given up since the last batch was taken."""
         self.uncommitted: list[int] = []
-        """Versions trained by the steps that took a batch, possibly an empty one, whose result the engines do not serve."""
+        """Versions not yet served by the engines, of steps that took a batch (possibly an empty one)."""
 
     @property
     def on_the_way(self) -> int:
-        """Groups that no step has taken yet."""
+        """Number of groups that no step has taken yet."""
         return len(self._entries) - self._num_taken
 
     def __getitem__(self, index: int) -> Entry:
@@ -87,47 +88,47 @@ class GroupLedger:
         return index in self._entries
 
     def entries(self, *states: GroupState) -> list[Entry]:
-        """Those in these states, in index order."""
+        """Return the groups in these states, in index order."""
         return [entry for entry in self._entries.values() if entry.state in states]
 
     def head(self) -> Entry | None:
-        """The oldest group that no step has taken."""
+        """Return the oldest group that no step has taken."""
         return next(self._untaken(), None)
 
     def unready(self, count: int) -> Iterator[Entry]:
-        """Those in the making of the `count` groups that a step would take next, the oldest first."""
+        """Yield those of the next `count` groups for a step that are still in the making, oldest first."""
         return (e for e in itertools.islice(self._untaken(), count) if e.state is GroupState.MAKING)
 
     def _untaken(self) -> Iterator[Entry]:
-        """Those after the taken ones, which are the oldest of all."""
+        """Yield the groups that are not taken; taken groups are always the oldest."""
         return itertools.islice(self._entries.values(), self._num_taken, None)
 
-    # -- a group's way -------------------------------------------------------------------------------------------
+    # -- state changes ---------------------------------------------------------------------------------------
 
     def admit(self, count: int, *, version: int) -> list[int]:
-        """Gives the next `count` prompts a slot each, while the engines serve `version`; their indices."""
+        """Admit the next `count` prompts while the engines serve `version`; return their indices."""
         indices = list(range(self.next_index, self.next_index + count))
         self._entries |= {index: Entry(index, version) for index in indices}
         self.next_index += count
         return indices
 
     def keep(self, index: int, handle: int) -> None:
-        """The group is worth training on; its samples lie in the store."""
+        """Mark a group as ready to train on; `handle`: its id in the rollout buffer."""
         self._move(index, GroupState.MAKING, GroupState.KEPT)
         self._entries[index].handle = handle
 
     def drop(self, index: int, end: GroupEnd) -> None:
-        """A judged group that is not trained on."""
+        """Remove a judged group that is not trained on."""
         self._free(self._expect(index, GroupState.MAKING), end)
         self.fruitless += 1
 
     def batch(self, count: int) -> list[int]:
-        """Return the indices, at most `count`, that a step would take now. Only verdicts and indices decide."""
+        """Return up to `count` indices that a step would take now; only verdicts and indices decide."""
         ready = itertools.takewhile(lambda entry: entry.state is GroupState.KEPT, self._untaken())
         return [entry.index for entry in itertools.islice(ready, count)]
 
     def take(self, indices: list[int], *, version: int) -> list[int]:
-        """Gives groups of `batch` to the step that trains `version`; their handles."""
+        """Give groups of `batch` to the step that trains `version`; return their group ids."""
         for index in indices:
             self._move(index, GroupState.KEPT, GroupState.TAKEN)
             self._entries[index].trained_at = version
@@ -136,7 +137,7 @@ class GroupLedger:
         return [self._entries[index].handle for index in indices]
 
     def commit(self, version: int) -> list[int]:
-        """The engines serve `version`: the groups that it was made of give their slots back; their handles."""
+        """Free the groups that made `version`, which the engines now serve; return their group ids."""
         trained = [e for e in self.entries(GroupState.TAKEN) if e.trained_at < version]
         for entry in trained:
             self._free(entry, GroupEnd.TRAINED)
@@ -144,7 +145,7 @@ class GroupLedger:
         return [entry.handle for entry in trained]
 
     def make_again(self, entries: Iterable[Entry]) -> None:
-        """Kept groups whose samples a checkpoint does not hold are in the making again; their slots are their own still."""
+        """Move kept groups whose samples are not in the checkpoint back to making; they keep their slots."""
         for entry in entries:
             self._move(entry.index, GroupState.KEPT, GroupState.MAKING)
             entry.handle = -1
@@ -157,8 +158,8 @@ class GroupLedger:
     def _expect(self, index: int, state: GroupState) -> Entry:
         entry = self._entries.get(index)
         if entry is None or entry.state is not state:
-            found = entry.state.value if entry else "not admitted, or freed"
-            raise PoolError(f"group {index} is {found}; it should be {state.value}")
+            current = entry.state.value if entry else "not admitted, or freed"
+            raise PoolError(f"group {index} is {current}; it should be {state.value}")
         return entry
 
     def _free(self, entry: Entry, end: GroupEnd) -> None:
@@ -166,10 +167,10 @@ class GroupLedger:
         self._num_taken -= entry.state is GroupState.TAKEN
         self.ends[end] += 1
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------
+    # -- checkpoints -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """JSON values that `restore` takes."""
+        """Return JSON values for `restore`."""
         entries = [
             dataclasses.asdict(entry) | {"state": entry.state.value} for entry in self._entries.values()
         ]
@@ -192,51 +193,51 @@ class GroupLedger:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Admission:
-    """The rule of one run."""
+    """Admission rule of a run."""
 
     batch: int
-    """Groups that a step trains on."""
+    """Groups per step."""
     max_age: int = 0
     sync_every: int = 1
-    """Steps between two weight syncs."""
+    """Steps per weight sync."""
     most_fruitless: int = 0
-    """Groups that may be dropped between two batches before none are admitted in their place."""
+    """Groups that may be dropped between two batches before they are no longer replaced."""
 
     @property
     def slots(self) -> int:
-        """Groups that may be on their way at once."""
+        """Maximum number of groups in flight, those of uncommitted steps included."""
         return (self.max_age + self.sync_every) * self.batch
 
     @property
     def age_bound(self) -> int:
-        """Versions that a trained token may be behind at most."""
+        """Maximum staleness of a trained token, in versions."""
         return self.max_age + self.sync_every - 1
 
     def room(self, ledger: GroupLedger) -> int:
-        """Groups that may be admitted now."""
+        """Return the number of groups that may be admitted now."""
         return 0 if self.is_spent(ledger) else max(0, self.slots - self.used(ledger))
 
     def used(self, ledger: GroupLedger) -> int:
-        """Slots in use."""
+        """Return the number of slots in use."""
         return ledger.on_the_way + self.batch * len(ledger.uncommitted)
 
     def is_spent(self, ledger: GroupLedger) -> bool:
-        """Whether too many groups were dropped since the last batch."""
+        """Return True if too many groups were dropped since the last batch."""
         return ledger.fruitless > self.most_fruitless
 
     def sync_due(self, ledger: GroupLedger, *, shared: bool) -> bool:
-        """Whether the engines are to take the weights of the step that ended. `shared`: they have the trainer's slots, and
-        so must go on where the next groups are not there."""
+        """Return True if the engines need the weights of the step that ended. `shared`: they use the
+        trainer's slots, so must also resume if the next groups are not ready."""
         return len(ledger.uncommitted) >= self.sync_every or (shared and self.next_batch(ledger) is None)
 
     def next_batch(self, ledger: GroupLedger) -> list[int] | None:
-        """Indices of the next step's groups; None while they are on their way.
+        """Return the indices of the next step's groups; None while they are in flight.
 
-        They are fewer than a batch, possibly none, only where the budget is spent and no group is on its way.
+        Fewer than a batch, possibly none, only if the drop budget is spent and no group is in the making.
         """
         spent = self.is_spent(ledger)
         if ledger.num_kept < self.batch and not spent:
-            return None  # without a look at each: a step that waits asks for every group that comes
+            return None  # fast path: a waiting step calls this for every group that arrives
         ready = ledger.batch(self.batch)
         if len(ready) == self.batch:
             return ready

@@ -1,4 +1,4 @@
-"""How many groups of a run may be on their way at once, and about the bytes that they come to where they wait."""
+"""In-flight quota of a run, and the memory that groups in the rollout buffer may take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mrl.pool.ledger import Admission
 
 
 def admission_of(config: Config) -> Admission:
-    """The rule of a run; without a filter nothing is admitted in the place of a group without a reward, as under on_policy."""
+    """Return the admission rule; without a filter, groups without a reward are not replaced."""
     batch, section = config.loop.prompts_per_step, config.algorithm.filter
     limit = batch if section is None else min(section.max_rounds * batch, MOST_PROMPTS)
     return Admission(
@@ -21,7 +21,7 @@ def admission_of(config: Config) -> Admission:
 
 
 def most_bytes(config: Config) -> int:
-    """About what the groups come to where every slot has one of longest prompts and responses."""
+    """Return the approximate bytes of a full quota of groups with the longest prompts and responses."""
     response = config.rollout.max_response_tokens
     sample = 4 * (config.model.max_length - response) + TOKEN_BYTES * response
     return admission_of(config).slots * config.loop.samples_per_prompt * sample

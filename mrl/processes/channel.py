@@ -1,4 +1,4 @@
-"""Both ends of the pipes between a worker and who started it, and bytes that wait for them to take them."""
+"""Both ends of the pipes between a worker and the process that started it, with queues of unsent bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mrl.processes.framing import MAX_REPLY_BYTES, FrameBuffer, frame, parse_rep
 
 
 class Outbox:
-    """What is to be written to a descriptor that never blocks."""
+    """Queue of bytes to write to a non-blocking descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -21,7 +21,7 @@ class Outbox:
         os.set_blocking(descriptor, False)
 
     def send(self, data: bytes) -> None:
-        """Write what the pipe takes now, after what is queued, and queue the rest."""
+        """Write the data after what is queued, and queue what the pipe does not take now."""
         if self._out:
             self._out += data
             self.flush()
@@ -32,7 +32,7 @@ class Outbox:
         self._out += memoryview(data)[num_written:]
 
     def flush(self) -> None:
-        """Write queued bytes; a lost end shows as the end of what comes back."""
+        """Write queued bytes; a closed pipe is not an error here, the reader of replies sees it as EOF."""
         try:
             while self._out:
                 del self._out[: os.write(self.descriptor, self._out[: 1 << 16])]
@@ -45,15 +45,15 @@ class Outbox:
 
 
 class ErrorTail:
-    """The end of what a process writes to its standard error."""
+    """Last bytes of a process's standard error."""
 
     def __init__(self, descriptor: int, kept_bytes: int = 2000) -> None:
-        """The descriptor does not block from now on."""
+        """Set the descriptor non-blocking."""
         os.set_blocking(descriptor, False)
         self.descriptor, self._kept, self._text = descriptor, kept_bytes, b""
 
     def read(self) -> bool:
-        """Keep the last bytes of what is there; False at its end."""
+        """Read what is available and keep the last bytes; return False at EOF."""
         data = read_some(self.descriptor)
         self._text = (self._text + (data or b""))[-self._kept :]
         return data is not None
@@ -66,24 +66,24 @@ class ErrorTail:
 
 
 class Line(abc.ABC):
-    """The end of who started a worker: messages to it, and the bytes of what it replies."""
+    """Parent's end of the pipes to a worker: sends messages, reads replies."""
 
     def __init__(self, requests: int, replies: int, *, limit: int = MAX_REPLY_BYTES) -> None:
-        """Descriptors that do not block from now on; `limit`: bytes of a reply."""
+        """Set both descriptors non-blocking; `limit`: maximum bytes of a reply."""
         os.set_blocking(replies, False)
         self.requests, self.replies = requests, replies
         self._buffer, self._out = FrameBuffer(limit), Outbox(requests)
 
     def send(self, message: Any) -> None:
-        """Queue a message, pickled, and write what is taken now."""
+        """Pickle a message, write what the pipe takes now, and queue the rest."""
         self.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
     def send_bytes(self, message: bytes) -> None:
-        """The same of a message that is bytes already."""
+        """Send a message that is already bytes."""
         self._out.send(frame(message))
 
     def flush(self) -> None:
-        """Write what is queued; a lost end shows as the end of the replies."""
+        """Write queued bytes; a closed pipe shows as EOF of the replies."""
         self._out.flush()
 
     @property
@@ -94,8 +94,8 @@ class Line(abc.ABC):
         """Yield the replies that have arrived.
 
         Raises:
-            BadReply: One of them cannot be read.
-            EOFError: No more will come.
+            BadReply: A reply cannot be parsed.
+            EOFError: The worker closed its end.
         """
         data = read_some(self.replies)
         if data is None:
@@ -104,15 +104,15 @@ class Line(abc.ABC):
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """Tells it that nothing more will come."""
+        """Signal the end of the requests."""
 
     @abc.abstractmethod
     def end(self) -> object:
-        """Kills it; how it ended, as a text for people."""
+        """Kill the worker; return how it ended, printable with str()."""
 
 
 def read_some(descriptor: int) -> bytes | None:
-    """The bytes that are there, of a descriptor that does not block; None at the end of the stream."""
+    """Read the available bytes of a non-blocking descriptor; return None at EOF."""
     try:
         return os.read(descriptor, 1 << 16) or None
     except BlockingIOError:
@@ -120,8 +120,8 @@ def read_some(descriptor: int) -> bytes | None:
 
 
 def take_over() -> tuple[int, int]:
-    """Standard input and output under other numbers, as (requests, replies). What is printed from now on goes to standard error,
-    and there is nothing to read, so that no code that runs here reaches the channel."""
+    """Move standard input and output to new descriptors, returned as (requests, replies). Then prints go to
+    standard error and input is empty, so that no other code reaches the channel."""
     replies, requests = os.dup(1), os.dup(0)
     os.dup2(2, 1)
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""A forked child with a pipe each way: it costs a fork and no import, and is killed by pid at any moment."""
+"""A forked child with one pipe per direction: starts without imports and can be killed by pid at any time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mrl.processes.lifeline import die_with_parent
 from mrl.processes.own_time import Allowance, OwnTime, wait_within
 
 _FORKING = threading.Lock()
-"""One thread forks at a time: filelock refuses a fork while another thread is in one."""
+"""One thread forks at a time: filelock raises if two threads fork at once."""
 
 
 class ForkedChild(Line):
-    """A running `serve(requests, replies)`, which is given its ends of the pipes and ends with the process that made it."""
+    """A child that runs `serve(requests, replies)` on its ends of the pipes and dies with its parent."""
 
     def __init__(self, serve: Callable[[int, int], None], *, limit: int = MAX_REPLY_BYTES) -> None:
-        """`limit`: bytes of a reply. OSError where the machine gives no process."""
+        """Fork; `limit`: maximum bytes of a reply. Raises OSError if the fork fails."""
         parent = os.getpid()
         (requests_out, requests), (replies, replies_in) = pipes = os.pipe(), os.pipe()
         try:
@@ -54,10 +54,10 @@ class ForkedChild(Line):
         """Wait for the next reply.
 
         Raises:
-            TimeoutError: it used up so many seconds of its own time before.
-            Starved: the machine gave it too little processor time.
-            EOFError: it has ended.
-            BadReply: the reply cannot be read.
+            TimeoutError: The child used `seconds` of its own time without a reply.
+            Starved: The machine gave it too little CPU time.
+            EOFError: The child has ended.
+            BadReply: The reply cannot be parsed.
         """
         while not self._arrived:
             if not wait_within(own, allowance, self._has_data, seconds=seconds):
@@ -67,20 +67,20 @@ class ForkedChild(Line):
 
     def _has_data(self, seconds: float) -> bool:
         self.flush()
-        writing = [self.requests] if self.has_unsent else []
-        return bool(select.select([self.replies], writing, [], seconds)[0])
+        writers = [self.requests] if self.has_unsent else []
+        return bool(select.select([self.replies], writers, [], seconds)[0])
 
     def finish(self) -> None:
-        """Close its requests."""
+        """Close the request pipe."""
         os.close(self.requests)
         self.requests = -1
 
     def end(self) -> object:
-        """Kill and reap it; return how it ended."""
+        """Kill and reap the child; return its exit status."""
         return self.reap()
 
     def reap(self) -> int:
-        """Kill and reap it, and close the pipes; return its exit status, negative for a signal's number."""
+        """Kill and reap the child, close the pipes; return its exit status, -N for signal N."""
         os.kill(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
         for descriptor in (self.requests, self.replies):

@@ -1,7 +1,7 @@
 """Frames, the messages between two processes: a length, then bytes.
 
-Requests go out pickled from the side that trusts itself, or as JSON; replies come back as JSON with a size limit, because a process
-that runs somebody's code, or reads what a model wrote, may have been harmed by it.
+Requests are pickled or JSON. Replies are JSON with a size limit, because the process that sends them runs
+untrusted code or reads model output and may be compromised.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _HEADER = struct.Struct("<I")
 
 
 def frame(payload: bytes) -> bytes:
-    """Return the payload after its length."""
+    """Return the payload with its length in front."""
     return _HEADER.pack(len(payload)) + payload
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """Return the next payload of a blocking stream; None at its end."""
+    """Return the next payload of a blocking stream; None at EOF."""
     header = stream.read(_HEADER.size)
     if len(header) < _HEADER.size:
         return None
@@ -37,7 +37,7 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 async def read_frame_async(stream: asyncio.StreamReader) -> bytes | None:
-    """`read_frame` of an event loop's stream."""
+    """Return the next payload of an asyncio stream; None at EOF."""
     try:
         (length,) = _HEADER.unpack(await stream.readexactly(_HEADER.size))
         return await stream.readexactly(length)
@@ -46,17 +46,16 @@ async def read_frame_async(stream: asyncio.StreamReader) -> bytes | None:
 
 
 class FrameStream(asyncio.BufferedProtocol):
-    """One connection of an event loop, read and written in frames. A frame may be large: the socket writes its payload
-    into memory of its own, and nothing copies it."""
+    """An asyncio connection that reads and writes frames. Large payloads are received without a copy."""
 
     MOST_UNREAD = 4
-    """Payloads that may wait for `read` before the socket is left alone."""
+    """Unread payloads at which reading from the socket is paused."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
         self._header, self._payload = memoryview(bytearray(_HEADER.size)), memoryview(b"")
         self._num_read, self._in_payload = 0, False
-        """Bytes of the part under way, and which part that is."""
+        """Bytes read of the current part, and whether it is the payload or the header."""
         self._unread: collections.deque[memoryview] = collections.deque()
         self._reader: asyncio.Future[None] | None = None
         self._ended = False
@@ -64,11 +63,11 @@ class FrameStream(asyncio.BufferedProtocol):
 
     @classmethod
     async def connect(cls, host: str, port: int) -> FrameStream:
-        """Return the stream to a listening socket. OSError if nothing listens there."""
+        """Connect to a listening socket. Raises OSError if nothing listens there."""
         return (await asyncio.get_running_loop().create_connection(cls, host, port))[1]
 
     async def read(self) -> memoryview | None:
-        """Return the next payload; None at the end. For one caller at a time."""
+        """Return the next payload; None at EOF. Only one caller at a time."""
         while not self._unread and not self._ended:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -81,14 +80,14 @@ class FrameStream(asyncio.BufferedProtocol):
         return self._unread.popleft()
 
     def write(self, payload: bytes) -> None:
-        """Send a frame; what does not fit into the socket waits in memory."""
+        """Send a frame; bytes that the socket does not take now are buffered."""
         self._transport.write(frame(payload))
 
     def close(self) -> None:
-        """End the connection after what is written."""
+        """Close the connection after the buffered bytes are sent."""
         self._transport.close()
 
-    # -- called by the event loop --------------------------------------------------------------------------------
+    # -- called by the event loop ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -102,7 +101,7 @@ class FrameStream(asyncio.BufferedProtocol):
             self._num_read = 0
             if not self._in_payload:
                 (length,) = _HEADER.unpack(self._header)
-                # not cleared first, as a bytearray is
+                # unlike a bytearray, not zeroed first
                 self._payload = memoryview(np.empty(length, np.uint8))
             self._in_payload = not self._in_payload and len(self._payload) > 0
             if not self._in_payload:
@@ -126,15 +125,15 @@ class FrameStream(asyncio.BufferedProtocol):
 
 
 class BadReply(MrlError, RuntimeError):
-    """A process replied with something that is not read."""
+    """A process sent a reply that cannot be parsed."""
 
 
 class OversizedReply(BadReply):
-    """A reply announces more than is read."""
+    """A reply announces more bytes than the limit."""
 
 
 class FrameBuffer:
-    """Cuts a stream of received bytes into payloads. Raises OversizedReply for a payload above the limit."""
+    """Splits received bytes into payloads. Raises OversizedReply for a payload above the limit."""
 
     def __init__(self, limit: int = MAX_REPLY_BYTES) -> None:
         self._bytes = bytearray()

@@ -1,7 +1,6 @@
-"""A process that does not outlive the one that it works for: reward workers, and what torchrun's start of a node runs.
+"""Processes that die with their parent: reward workers, and the commands that a torchrun node runs.
 
-`python -m mrl.processes.lifeline PARENT_PID COMMAND...` becomes a command that does not outlive that
-parent.
+`python -m mrl.processes.lifeline PARENT_PID COMMAND...` executes a command that dies with that parent.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when the thread that started it ends; exit now if that has
-    happened.
+    """Ask the kernel to kill this process when the thread that started it ends; exit now if it already has.
 
-    The request survives exec but not a change of user. Pipes that close are the second line: readers end at
-    EOF.
+    The request survives exec but not a change of user; then readers still end at EOF of their pipes.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -1,12 +1,12 @@
-"""Time that a program had to itself, on a machine that others use too.
+"""Measure a program's own time: wall time without the time it waited for a CPU.
 
-Own time is time by the clock less what the program waited for a processor. One that computes has as much of
-it as processor time, one that sleeps or waits for a pipe has all of the clock's, one that is starved has next
-to none: so a limit of own time means the same on a free machine and on a busy one.
+For a program that computes, own time is CPU time; for one that sleeps or waits for a pipe, it is wall time;
+for one that is starved, it is almost zero. So a limit of own time means the same on an idle and on a busy
+machine.
 
-Source of the figures: /proc/TID/schedstat, nanoseconds on a processor and nanoseconds in a run queue
-(the kernel's Documentation/scheduler/sched-stats.rst). Where a kernel keeps none, what was not computed counts
-as starved, and a program that only sleeps ends by the observer's patience.
+Source: /proc/TID/schedstat, nanoseconds on a CPU and nanoseconds in a run queue (the kernel's
+Documentation/scheduler/sched-stats.rst). If the kernel has no such file, own time is CPU time, and a program
+that only sleeps ends when the observer's patience is over.
 """
 
 from __future__ import annotations
@@ -21,65 +21,64 @@ from pathlib import Path
 from mrl.errors import RewardError
 
 PATIENCE_SECONDS = 25.0
-"""By the clock, beyond a limit of own time, before a program that is starved is given up."""
+"""Wall seconds beyond a limit of own time after which a starved program is given up."""
 
 _FIRST_TICK_SECONDS, _TICK_SECONDS = 0.02, 0.25
-"""Between two looks: as long as there was before them, between these. What a process waited after the last look
-before its end is not known."""
+"""Bounds of the interval between two looks; CPU wait after the last look is unknown."""
 _NANO = 1e-9
 _HAS_FIGURES = Path("/proc/self/schedstat").exists()
 
 
 class Starved(RewardError):
-    """The machine gave a program too little processor time to say anything about it: never a value."""
+    """The machine gave a program too little CPU time to judge it; no reward follows from this."""
 
     def __init__(self, own: float, clock: float) -> None:
         super().__init__(
-            f"starved: {own:.2f} s of its own in {clock:.1f} s by the clock, with a busy machine"
+            f"starved: {own:.2f} s of own time in {clock:.1f} s of wall time, because the machine is busy"
         )
 
 
 @dataclasses.dataclass(slots=True)
 class Allowance:
-    """What the runs of one piece of work may use together."""
+    """Time budget that the runs of one task share."""
 
     left: float
     """Seconds of own time."""
     until: float
-    """When the observer's patience ends (monotonic seconds)."""
+    """End of the observer's patience (monotonic seconds)."""
 
     @classmethod
     def of(cls, seconds: float) -> Allowance:
-        """From now on."""
+        """Return an allowance of `seconds` of own time, starting now."""
         return cls(seconds, time.monotonic() + seconds + PATIENCE_SECONDS)
 
     def require_patience(self, own: OwnTime) -> None:
-        """Raises Starved where the observer has waited for a program as long as it will."""
+        """Raise Starved if the observer's patience is over."""
         if time.monotonic() > self.until:
             raise Starved(own.seconds, own.waited)
 
 
 class OwnTime:
-    """Own time and processor time of a process with all below it, from now on.
+    """Own time and CPU time of a process and its descendants, from now on.
 
-    Counts while its `with` block is open, which is where the observer waits for the process: what the
-    observer itself waits for a processor meanwhile is not the process' time either.
+    Counts while its `with` block is open, in which the observer waits for the process; the observer's own
+    wait for a CPU is not counted.
     """
 
     def __init__(self, pid: int, *, limit: float = math.inf) -> None:
-        """`limit`: seconds of own time that the observer allows; a look is due when they may be over."""
+        """Start counting; `limit`: seconds of own time; a look is due when they may be over."""
         self._pid, self._limit = pid, limit
         self._figures = _figures(pid)
         self._began = self._entered = self._looked = time.monotonic()
         self._delayed = 0.0
         self.waited = 0.0
-        """Seconds inside the block, by the clock: no less than the own time."""
+        """Wall seconds inside the `with` block; at least the own time."""
         self.seconds = 0.0
-        """Own time, at the last look."""
+        """Own time at the last look."""
         self.cpu = 0.0
-        """Seconds on a processor, at the last look."""
+        """CPU seconds at the last look."""
         self.starved = 0.0
-        """Seconds without one though it was wanted, at the last look."""
+        """Seconds of waiting for a CPU at the last look."""
 
     def __enter__(self) -> OwnTime:
         self._entered, self._delayed = time.monotonic(), _own_delay()
@@ -90,40 +89,41 @@ class OwnTime:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look is due; 0 when it is."""
-        left = max(self._limit - self.seconds, _FIRST_TICK_SECONDS)
-        tick = min(max(self._looked - self._began, _FIRST_TICK_SECONDS), _TICK_SECONDS, left)
+        """Seconds until the next look is due; 0 if it is due."""
+        remaining = max(self._limit - self.seconds, _FIRST_TICK_SECONDS)
+        tick = min(max(self._looked - self._began, _FIRST_TICK_SECONDS), _TICK_SECONDS, remaining)
         return max(0.0, self._looked + tick - time.monotonic())
 
     def look(self) -> bool:
-        """Bring the figures up to date; whether they are. They stay as they were while all that is runnable stands in a run queue,
-        because such a wait is not known before it ends, and once the process is gone."""
-        after = _figures(self._pid)
+        """Update the figures; return True if they are current. They stay as they are while all runnable
+        threads are in a run queue (the kernel reports such waits when they end), and after the process's
+        end."""
+        figures = _figures(self._pid)
         self._looked = time.monotonic()
-        moved = [
-            (cpu - before[0], delay - before[1])
-            for tid, (cpu, delay) in after.items()
-            if (before := self._figures.get(tid, (0.0, 0.0))) != (cpu, delay)
+        changes = [
+            (cpu - previous[0], delay - previous[1])
+            for tid, (cpu, delay) in figures.items()
+            if (previous := self._figures.get(tid, (0.0, 0.0))) != (cpu, delay)
         ]
-        if not after or (not moved and any(map(_is_runnable, after))):
+        if not figures or (not changes and any(map(_is_runnable, figures))):
             return False
-        self._figures = after
-        cpu = sum(cpu for cpu, _ in moved)
-        # What one thread of the run computes may hold up each of the others: that is no starving.
-        self.starved += max(0.0, sum(delay for _, delay in moved) - (len(moved) - 1) * cpu)
+        self._figures = figures
+        cpu = sum(cpu for cpu, _ in changes)
+        # A thread may wait while another thread of the same run computes: this is not starvation.
+        self.starved += max(0.0, sum(delay for _, delay in changes) - (len(changes) - 1) * cpu)
         self.cpu += cpu
         self.seconds = max(0.0, self.waited - self.starved) if _HAS_FIGURES else self.cpu
         return True
 
 
 def wait_within(own: OwnTime, allowance: Allowance, poll: Callable[[float], bool], *, seconds: float) -> bool:
-    """Wait until a process has something to say, which `poll(seconds)` tells.
+    """Wait until `poll(seconds)` returns True for a process.
 
     Returns:
-        False if it used up `seconds` of its own time before.
+        False if the process used `seconds` of own time first.
 
     Raises:
-        Starved: The machine gave it too little processor time until the observer's patience ended.
+        Starved: The machine gave it too little CPU time until the observer's patience ended.
     """
     while True:
         if not own.pause:
@@ -138,15 +138,14 @@ def wait_within(own: OwnTime, allowance: Allowance, poll: Callable[[float], bool
 
 
 def process_cpu(pid: int) -> float:
-    """Seconds on a processor of one process, without those below it; 0 for one that is gone."""
+    """Return the CPU seconds of one process without its descendants; 0 if it has ended."""
     return sum(cpu for cpu, _ in map(_schedstat, _threads(pid)))
 
 
 def _figures(pid: int) -> dict[int, tuple[float, float]]:
-    """Seconds on a processor and in a run queue of every thread of a process and of all below it, without those
-    that ended while they were asked."""
-    asked = {tid: _schedstat(tid) for process in _tree(pid) for tid in _threads(process)}
-    return {tid: figures for tid, figures in asked.items() if any(figures)}
+    """Return (CPU seconds, run-queue seconds) by living thread of a process and its descendants."""
+    by_thread = {tid: _schedstat(tid) for process in _tree(pid) for tid in _threads(process)}
+    return {tid: figures for tid, figures in by_thread.items() if any(figures)}
 
 
 def _tree(pid: int) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""How the processes of this machine are started and ended: words, environment, signals."""
+"""Start and end processes of this machine: command lines, environment, signals."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from mrl.own_code import child_path
 
 
 def module_words(module: str, *words: str) -> list[str]:
-    """Return the command that runs a module with this Python, whose working folder comes last where modules are looked for."""
+    """Return the command that runs a module with this Python, with the working folder last in sys.path."""
     return [sys.executable, "-P", "-m", module, *words]
 
 
 def lifeline_words(command: Sequence[str]) -> list[str]:
-    """Return a command that becomes this one and ends with the thread that starts it."""
+    """Return the command wrapped so that it dies with the thread that starts it."""
     return module_words("mrl.processes.lifeline", str(os.getpid()), *command)
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of a process that reads users' modules: this one's, with its import path, and one thread."""
+    """Return the environment of a process that imports users' modules: this one's, one OpenMP thread."""
     return {**os.environ, **child_path(), "OMP_NUM_THREADS": "1"}
 
 
 def wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> int:
-    """Wait for a process that has reason to end and kill it after so many seconds; return its status."""
+    """Wait for a process that is ending, kill it after `seconds`; return its status."""
     try:
         return process.wait(max(0.0, seconds))
     except subprocess.TimeoutExpired:
@@ -38,7 +38,7 @@ def wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> int:
 
 
 def terminate_all(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Ask processes to end, and kill those that have not after so many seconds."""
+    """Send SIGTERM to processes, and kill those that have not ended after `seconds`."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + seconds
@@ -47,11 +47,11 @@ def terminate_all(processes: Sequence[subprocess.Popen[bytes]], seconds: float) 
 
 
 def kill_session(pid: int) -> None:
-    """Kill the process group that a process leads, as far as it is there and this user's."""
+    """Kill the process group that a process leads; ignore one that is gone or another user's."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def exit_code(status: int) -> int:
-    """Return the exit code that a shell gives for a process's status, negative for a signal's number."""
+    """Return a shell's exit code for a status: 128 + N for -N (ended by signal N)."""
     return 128 - status if status < 0 else status

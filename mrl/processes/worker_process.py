@@ -1,4 +1,4 @@
-"""A worker process as the one that started it sees it: start, send, kill by pid. Owns no policy."""
+"""Parent's view of a worker process: start it, send to it, kill it by pid. Contains no policy."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class WorkerExit:
     """How a worker ended."""
 
     status: int
-    """Exit status; negative for a signal's number."""
+    """Exit status; -N for signal N."""
     last_words: str
-    """The end of its standard error, printable."""
+    """End of its standard error, printable."""
 
     def __str__(self) -> str:
         return f"status {self.status}, {self.last_words}"
@@ -27,20 +27,21 @@ class WorkerExit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Used:
-    """Of the time since a worker began."""
+    """Time that a worker used since `begin`."""
 
     computed: float = 0.0
-    """Seconds on a processor of its own process, without those it started."""
+    """CPU seconds of its process, without child processes."""
     starved: float = 0.0
-    """Seconds it waited for a processor."""
+    """Seconds it waited for a CPU."""
     is_known: bool = True
-    """Whether it does not stand in a run queue at this moment: how long it will is not known."""
+    """False if it is in a run queue now, so that the length of this wait is not known."""
 
 
 class WorkerProcess(Line):
-    """A process of a module of ours that is given its parent's pid, in its own session so that its children go with it.
+    """A process that runs a module with its parent's pid as argument, in its own session, killed with its
+    children.
 
-    It must be started from a thread that lives as long as it should: it dies with that thread.
+    Start it from a thread that lives long enough: it dies with that thread.
     """
 
     def __init__(self, module: str) -> None:
@@ -58,31 +59,31 @@ class WorkerProcess(Line):
         self.begin()
 
     def begin(self) -> None:
-        """Count what it uses from now on."""
+        """Start counting the time it uses."""
         self._own_time, self._cpu_before = OwnTime(self.pid), process_cpu(self.pid)
 
     def used(self) -> Used:
-        """What it used since `begin`."""
+        """Return the time it used since `begin`."""
         is_known = self._own_time.look()
         return Used(process_cpu(self.pid) - self._cpu_before, self._own_time.starved, is_known)
 
     def finish(self) -> None:
-        """Tells it that nothing more will come."""
+        """Send what is queued and close the request pipe."""
         assert self._process.stdin is not None
         self.flush()
         self._process.stdin.close()
 
     @property
     def errors(self) -> int:
-        """The descriptor of what the process writes to its standard error."""
+        """Descriptor of the process's standard error."""
         return self._tail.descriptor
 
     def read_errors(self) -> bool:
-        """Keep the last bytes of what the process wrote to its standard error; False at its end."""
+        """Read its standard error and keep the last bytes; return False at EOF."""
         return self._tail.read()
 
     def end(self) -> WorkerExit:
-        """Kill the process and its session, reap it, close the pipes."""
+        """Kill the process and its session, reap it and close the pipes; return how it ended."""
         kill_session(self.pid)
         end = WorkerExit(self._process.wait(), self._tail.last_words())
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):

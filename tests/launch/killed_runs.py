@@ -114,7 +114,7 @@ def assert_outcome(output: str, code: int, record: Mapping[str, Any]) -> None:
     lines = [line for line in output.splitlines() if line.startswith("mrl: ")]
     kind, _, number = target.partition("-")
     assert code == 1 and len(lines) == 1 and "(raylet)" not in output, output[-3000:]
-    assert lines[0].endswith("; the same command goes on from the last checkpoint"), lines[0]
+    assert lines[0].endswith("; the same command resumes from the last checkpoint"), lines[0]
     assert re.search(rf"{NAMES[kind]} .*died in phase {record['during']}", lines[0]), output[-3000:]
     if kind == "train":
         assert f"trainer rank {number}" in lines[0], lines[0]

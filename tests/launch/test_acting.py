@@ -37,7 +37,7 @@ def test_an_environment_that_is_another_one_on_a_workers_node_is_refused() -> No
     found = look_at(acting("calculator"), chat_tokenizers.qwen())
     said = descriptions(found)
     require_described(found, said)
-    with pytest.raises(ConfigError, match="'calculator' is another one than on the driver's node"):
+    with pytest.raises(ConfigError, match="'calculator' differs from the one on the driver's node"):
         require_described(found, {key: ({}, is_replayable) for key, (_, is_replayable) in said.items()})
 
 
@@ -126,9 +126,11 @@ def test_domains_that_no_row_has_and_rewards_that_nobody_gives() -> None:
     config = acting("calculator", DOMAINS, "reward={kind: environment}")
     found = look_at(config, chat_tokenizers.qwen())
     assert found is not None
-    with pytest.raises(ConfigError, match=r"agent.domains names prose; the rows are of riddles, sums"):
+    with pytest.raises(
+        ConfigError, match=r"agent.domains names prose, which have no rows; the rows have riddles, sums"
+    ):
         require_known_domains(found, config.reward, ["sums", "riddles"])
-    with pytest.raises(ConfigError, match=r"domain 'prose', which have no environment.*reward.domains"):
+    with pytest.raises(ConfigError, match=r"domain 'prose' have no environment.*reward.domains"):
         require_known_domains(found, config.reward, ["prose", "sums", "riddles"])
     judged = acting("calculator", DOMAINS, "reward={kind: environment, domains: {prose: {kind: maths}}}")
     require_known_domains(found, judged.reward, ["prose", "sums", "riddles"])

@@ -165,7 +165,7 @@ def test_a_ray_that_does_not_answer_is_said_in_one_line_in_seconds(there, monkey
         address = f"{host}:{port}" if there != "no port" else f"{host}:head"
         reason = {
             "nobody": "Connection refused",
-            "another server": "what listens there is not Ray's head",
+            "another server": "the server at this address is not Ray's head",
             "one that says nothing": "timed out",
             "no port": "invalid literal",
         }[there]

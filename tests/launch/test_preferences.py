@@ -60,7 +60,7 @@ def test_worse_responses_are_made_and_judged(tmp_path: Path, capsys: pytest.Capt
 def test_what_gives_no_pair_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["make", "preferences", *sums(tmp_path), "--out", str(tmp_path / "pairs")]
     assert main([*asked, "--samples", "1"]) == 2
-    assert "one response is no pair" in capsys.readouterr().err
+    assert "one response is not a pair" in capsys.readouterr().err
     (tmp_path / "same.py").write_text("def score(request):\n    return 1.0\n")
     assert main([*asked, f"reward={{kind: plugin, path: '{tmp_path}/same.py:score'}}"]) == 2
     assert "no two responses to one row have different rewards" in capsys.readouterr().err

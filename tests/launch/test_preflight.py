@@ -55,8 +55,8 @@ def test_equal_nodes_have_no_faults() -> None:
         ({"gpus": dataclasses.replace(GOOD.gpus, free_shares=(0.99, 0.4))},
          "GPU 1 has 40% of its memory free"),
         ({"ray": RayPart(slots=2, gpus=2, object_store_bytes=9 << 30)},
-         "where Ray's object store lies (launch.object_store_bytes), is 8.59e+09 bytes, needed 9.66e+09"),
-        ({"ray": RayPart(slots=2)}, "Ray was told of none"),
+         "which Ray's object store uses (launch.object_store_bytes), is 8.59e+09 bytes, needed 9.66e+09"),
+        ({"ray": RayPart(slots=2)}, "Ray has none"),
         ({"error": "the run folder /x cannot be written"}, "cannot be written"),
     ],
 )  # fmt: skip
@@ -70,7 +70,7 @@ def test_one_bad_node_is_named_with_its_fault(changes: dict, message: str) -> No
 def test_a_node_that_cannot_hold_what_its_trainers_off_load_is_refused() -> None:
     (first, *_) = found = node_faults(nodes(memory_bytes=50 << 30), Floors(host_bytes=60 << 30))
     assert len(found) == 1
-    assert first.startswith("node 2 (host2): free memory, where trainers keep weights")
+    assert first.startswith("node 2 (host2): free memory, which trainers need for weights")
     assert "--mem=0" in first and "is 5.37e+10 bytes, needed 6.44e+10" in first
 
 
@@ -105,7 +105,7 @@ def test_a_store_too_small_for_a_steps_samples_is_named() -> None:
 def test_slots_are_enough_and_nodes_without_one_are_named() -> None:
     assert too_few_slots(6, nodes()) == []
     (fault,) = too_few_slots(7, nodes())
-    assert fault.startswith("the layout takes 7 slots, the nodes have 2 + 2 + 2 (Ray's resource")
+    assert fault.startswith("the layout needs 7 slots, the nodes have 2 + 2 + 2 (Ray resource")
     assert idle_nodes(5, nodes()) == []
     assert idle_nodes(3, nodes()) == ["node 2 (host2)"]
 

@@ -78,7 +78,7 @@ def test_a_port_that_is_held_is_named_with_its_holder_before_ray_starts() -> Non
         raise AssertionError("Ray started on a port that is held")
     text = str(caught.value)
     assert (
-        f"node 1 (10.0.0.1) cannot start Ray: port {held} (runtime-env-agent-port) is held by process {os.getpid()} ("
+        f"node 1 (10.0.0.1) cannot start Ray: port {held} (runtime-env-agent-port) is used by process {os.getpid()} ("
         in text
     )
     assert "MRL_PORT_BASE" in text
@@ -115,7 +115,7 @@ def test_the_secret_is_not_on_the_command_line() -> None:
 
 def test_a_short_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "short")
-    with pytest.raises(ConfigError, match="RAY_AUTH_TOKEN must hold"):
+    with pytest.raises(ConfigError, match="RAY_AUTH_TOKEN must contain"):
         token_of_environment()
 
 
@@ -144,7 +144,7 @@ def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
     assert well == "no fault"
     assert files.startswith("preflight found 1 faults:   node 1 ("), files
     assert "limit of open files is 4.1e+03" in files
-    assert "node 0" in links and "node 1" in links and "an all-reduce by gloo sends" in links, links
+    assert "node 0" in links and "node 1" in links and "an all-reduce over gloo sends" in links, links
     assert missing.startswith("nodes [2] of 3 did not join within 1 s")
 
 

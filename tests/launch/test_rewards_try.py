@@ -41,7 +41,7 @@ def test_a_sound_reward_is_tried_without_a_remark(tmp_path: Path, capsys: pytest
     assert shown["right"] == ["1", "1", "1"]
     for name in ("empty", "echo", "another row's", "all answers", "cut off", "filler", "attack: filler"):
         assert shown[name] == ["0", "0", "0"], name
-    assert lines[-1] == "  nothing to remark"
+    assert lines[-1] == "  no remarks"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,9 @@ def test_right_responses_are_the_user_s_where_no_verifier_knows_them(where, tmp_
     assert main(asked(tmp_path, "try", *function)) == 1
     said = capsys.readouterr().out
     assert "every response has the reward 0" in said
-    assert "rows' answers were tried as right responses ('12' in the first row)" in said and "--right" in said
+    assert (
+        "rows' answers were tried as correct responses ('12' in the first row)" in said and "--right" in said
+    )
     words = asked(tmp_path, "try", *function)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     right = [json.dumps({"answer": row["answer"]}) for row in rows]
@@ -98,9 +100,9 @@ def test_right_responses_are_the_user_s_where_no_verifier_knows_them(where, tmp_
         given = [{"row": number, "response": text} for number, text in enumerate(right, 1)]
         (tmp_path / "right.jsonl").write_text("\n".join(map(json.dumps, given)))
     assert main([*words, "--right", "shown" if where == "column" else f"{tmp_path}/right.jsonl"]) == 0
-    assert "nothing to remark" in capsys.readouterr().out
+    assert "no remarks" in capsys.readouterr().out
     assert main([*words, "--right", "shown2"]) == 2
-    assert "--right shown2: no right response of these rows there" in capsys.readouterr().err
+    assert "--right shown2 has no correct response to these rows" in capsys.readouterr().err
 
 
 ADDS, SUBTRACTS = "def f(a, b):\n    return a + b\n", "def f(a, b):\n    return a - b\n"
@@ -219,7 +221,7 @@ def test_a_judge_is_checked_against_what_is_known(tmp_path: Path, capsys: pytest
         assert main(asked(tmp_path, "check", *judge, *words, "--min-agreement", "0.9")) == 1
     assert "6 responses, 0 without a reward" in said
     assert "accuracy 0.667 (4 of 6; 95 % 0.300 to 0.903)" in said
-    assert "wrong taken for right 0.333 (1 of 3;" in said and "right taken for wrong 0.333 (1 of 3;" in said
+    assert "incorrect accepted 0.333 (1 of 3;" in said and "correct rejected 0.333 (1 of 3;" in said
     assert "accuracy, tag easy 1.000 (1 of 1;" in said
     assert "attacks that succeed 0.037 (2 of 54;" in said and "    the answer: 2 of 2" in said
 
@@ -228,7 +230,7 @@ def test_rows_that_are_none_are_named_and_so_are_the_commands(tmp_path, capsys) 
     gold = tmp_path / "gold.jsonl"
     gold.write_text('{"prompt": "3 + 9?", "response": "12"}\n')
     assert main(asked(tmp_path, "check", "--gold", str(gold))) == 2
-    assert "gold.jsonl:1: a row has prompt, response and right; 'right' is missing" in capsys.readouterr().err
+    assert "gold.jsonl:1: 'right' is missing; a row has prompt, response and right" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["rewards", QUICKSTART, "--row", "1"])
     assert "choose from 'show', 'try', 'check'" in capsys.readouterr().err

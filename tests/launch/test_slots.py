@@ -47,7 +47,7 @@ def test_a_run_that_went_on_smaller_reads_the_same_entries() -> None:
         ("[[training.layout.dq=2]]", r"launch.elastic.0 \(training.layout.dq=2\): .*did you mean 'dp'"),
         (
             "[[training.layout.dp=2], [training.layout.dp=2]]",
-            "elastic.1 .* takes 2 slots and the entry before it 2",
+            "elastic.1 .* needs 2 slots, the entry before it 2",
         ),
         ("[[training.layout.dp=3]]", "launch.elastic.0"),  # ep 2 does not divide it
     ],
@@ -73,7 +73,7 @@ def test_the_batch_script_is_told_the_words(capsys: pytest.CaptureFixture[str], 
     assert main([path, FOUR, "rollout.tp=1", ELASTIC, "launch.slots_per_node=1", "--nodes", "1"]) == 0
     told = capsys.readouterr()
     assert told.out.split() == ["training.layout.dp=1", "training.layout.ep=1"]
-    assert "1 of 4 slots are there" in told.err
+    assert "1 of 4 slots available" in told.err
     assert main([path, FOUR, "rollout.tp=1", "--nodes", "1"]) == 0
     assert capsys.readouterr().out == ""
     assert main([path, "launch.elastik=3", "--nodes", "1"]) == 2

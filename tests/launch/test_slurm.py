@@ -140,7 +140,7 @@ def test_a_job_whose_node_has_died_goes_on_with_the_other(slurm: LocalSlurm, tmp
     finally:
         slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
     text = output(tmp_path, number)
-    assert "1 of 2 slots are there: going on with training.layout.dp=1" in text, text[-6000:]
+    assert "1 of 2 slots available: continuing with training.layout.dp=1" in text, text[-6000:]
     assert "resuming at step" in text, text[-6000:]
     done = steps_done(tmp_path)
     assert done == list(range(1, len(done) + 1))

@@ -28,7 +28,7 @@ def section(**changes: Any) -> TuneSection:
             24,
             [
                 "24 rows, 1 steps of 256 rows in order, 10.7 epochs; learning rate 0.001, cosine to 0.0001",
-                "warning: tune.batch_rows = 256 is more than the 24 rows: a step takes a row several times; set tune.batch_rows to "
+                "warning: tune.batch_rows = 256 is more than the 24 rows, so a step repeats rows; set tune.batch_rows to "
                 "24 or fewer",
             ],
         ),

@@ -132,7 +132,7 @@ def test_a_short_cut_heals_and_a_machine_without_power_is_named_and_gone_on_with
     both.wait_for(lambda: lost(1) in both.text(), "the lost machine's name")
     seconds = time.monotonic() - begun
     assert seconds < 45, "Ray by itself takes 65 s"
-    both.wait_for(lambda: f"1 of 2 slots are there: going on with {FEWER}" in both.text(), "the next start")
+    both.wait_for(lambda: f"1 of 2 slots available: continuing with {FEWER}" in both.text(), "the next start")
     both.wait_for(lambda: "resuming at step" in both.text(), "the resume")
     both.wait_for_steps(2)
     both.end()
@@ -148,7 +148,7 @@ def test_a_machine_that_is_told_to_end_has_the_run_saved_and_gone_on_without(mac
     assert "SIGTERM: finishing this step, saving" in both.text() and "lost: " not in both.text()
     assert "forcefully" not in both.text(1)
     saved = steps_done(both.folder)[-1]
-    both.wait_for(lambda: f"1 of 2 slots are there: going on with {FEWER}" in both.text(), "the next start")
+    both.wait_for(lambda: f"1 of 2 slots available: continuing with {FEWER}" in both.text(), "the next start")
     both.wait_for(lambda: f"resuming at step {saved + 1} " in both.text(), "the resume")
     both.wait_for_steps(2)
     both.end()
@@ -164,7 +164,7 @@ def test_a_machine_that_is_cut_off_comes_back_and_one_that_stays_away_leaves_not
     both.wait_for(lambda: both.text().count("2 trainer ranks and 2 engines") == 2, "a start with both")
     both.wait_for_steps(2)
     cut(1)
-    both.wait_for(lambda: both.text(1).count("said nothing for") > 0, "the other side's end")
+    both.wait_for(lambda: both.text(1).count("no heartbeat from node 0") > 0, "the other side's end")
     both.wait_for(lambda: len(members(1)) <= 1, "the end of all but its agent")
     both.wait_for(lambda: "1 trainer ranks and 1 engines" in both.text(), "a start with what is left")
     both.wait_for_steps(2)

@@ -72,6 +72,7 @@ def test_open_environments_are_shared_out() -> None:
     shares = [place.max_open for place in places(*three, ACTS % 8)]
     assert sorted(shares, key=str) == [2, 3, 3]
     with pytest.raises(
-        ConfigError, match=r"agent.max_open = 2 with rollout.workers = node: .*; set 3 or more"
+        ConfigError,
+        match=r"agent.max_open = 2 with rollout.workers = node: .*; set agent.max_open to 3 or more",
     ):
         places(*three, ACTS % 2)

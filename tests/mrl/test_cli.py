@@ -41,3 +41,14 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as leaving:
         main(["--version"])
     assert leaving.value.code == 0 and capsys.readouterr().out == f"mrl {version('mrl')}\n"
+
+
+@pytest.mark.parametrize("words", [["train"], ["rewards", "try"], ["audit"], ["settings"]])
+def test_the_help_of_a_command_has_an_example_and_its_exit_codes(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--help"])
+    out = capsys.readouterr().out
+    assert stopped.value.code == 0 and f"example:\n  mrl {' '.join(words)} " in out
+    assert "exit codes:\n  0 " in out

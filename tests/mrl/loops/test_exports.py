@@ -73,7 +73,7 @@ def test_an_export_that_fails_is_said_and_harms_nothing(
     exports.request(6)  # there is no such checkpoint
     exports.wait()
     assert "export of step 6 FAILED (exit code 2)" in caplog.text
-    assert "step-000006 is no checkpoint" in (golden_run / "exports.log").read_text()
+    assert "step-000006 is not a checkpoint" in (golden_run / "exports.log").read_text()
     assert not list((golden_run / "exports").iterdir())
 
 

@@ -125,7 +125,7 @@ def test_a_dry_run_counts_and_writes_nothing(golden_run: Path, tmp_path: Path) -
 
 def test_a_damaged_checkpoint_and_an_absent_step_are_named(golden_run: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
-    with pytest.raises(ConfigError, match=r"step-000007 is no checkpoint of .*; there are step-000002"):
+    with pytest.raises(ConfigError, match=r"step-000007 is not a checkpoint of .*, which has step-000002"):
         export_run(str(golden_run), out, step=7)
     file = golden_run / "checkpoints/step-000002/__0_0.distcp"
     data = bytearray(file.read_bytes())
