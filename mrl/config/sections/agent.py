@@ -14,8 +14,8 @@ class EnvironmentSection(Section):
     """Environment of some rows."""
 
     environment: str | None = None
-    """Name a shipped environment, an entry point of the group mrl.environments, or package.module:Class; null
-    for plain responses."""
+    """Choose a shipped environment, an entry point of mrl.environments, or package.module:Class; null:
+    none."""
     options: dict[str, Any] = {}
     """Pass these keyword arguments to its class."""
 
@@ -37,8 +37,7 @@ class AgentSection(EnvironmentSection):
     """Cut a turn after this many tokens, which ends the episode without its tool call; null allows all that
     is left of the response."""
     retries: int = Field(default=2, ge=0)
-    """Restart an episode this often after a fault that the policy cannot have caused; then it has no
-    reward."""
+    """Restart an episode this often after a fault the policy cannot have caused; then it has no reward."""
     step_seconds: float = Field(default=30.0, gt=0)
     """Limit an environment's work on one turn to this many seconds."""
     reset_seconds: float = Field(default=60.0, gt=0)

@@ -40,8 +40,8 @@ WHITENS = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline", "rloo_proce
 
 
 RELATIVE = frozenset({"grpo", "dr_grpo", "gdpo", "rloo", "reinforce_pp_baseline", "rloo_process"})
-"""Estimators that compare a sample only with the others of its prompt (grpo_process has several rewards per
-sample)."""
+"""Estimators that compare a sample only with others of its prompt (not grpo_process, with its several
+rewards)."""
 
 
 class EstimatorSection(Section):
@@ -59,8 +59,8 @@ class EstimatorSection(Section):
     whiten: Literal["off", "tokens"] | None = None
     """Whiten advantages over the tokens of the batch; null follows the estimator's paper."""
     part_weights: dict[str, float] = {}
-    """gdpo: normalise each of these reward parts on its own and weight it; empty takes the whole reward as
-    the only part."""
+    """gdpo: normalise and weight each of these reward parts; empty takes the whole reward as the only
+    part."""
 
     @property
     def whitens(self) -> bool:
@@ -157,7 +157,7 @@ class AlgorithmSection(Section):
     filter: FilterSection | None = None
     """Filter groups by dynamic sampling; null trains on every group."""
     value_clip: float | None = Field(default=0.2, gt=0)
-    """gae: clip new values to this distance from the old ones in the critic loss; null uses plain squared
+    """gae: clip new values to this distance from the old ones in the critic loss; null: plain squared
     error."""
     epochs: int = Field(default=1, ge=1)
     """Train this many passes over a step's samples."""
@@ -193,7 +193,7 @@ class AlgorithmSection(Section):
 
     @property
     def reference_in_update(self) -> bool:
-        """True if the reference's pass runs inside the only update's call, not with or after the pass for old
+        """True if the reference's pass runs in the only update's call, not with the pass for old
         log-probs."""
         return self.needs_reference and not self.recomputes_policy
 

@@ -61,11 +61,11 @@ class SequenceMaskCorrection(_Bounded):
     low: float = Field(default=0.999, ge=0)
     """Drop sequences with a mean weight below this; verl's bound for geometric means (decoupled_geo_rs)."""
     high: float = Field(default=1.001, gt=0)
-    """Drop sequences with a mean weight above this; look at policy/rollout_weight_geometric before you widen
+    """Drop sequences with a mean weight above this; see policy/rollout_weight_geometric before widening
     it."""
     token_weights: Literal["none", "raw", "truncated"] = "none"
-    """Weight the tokens of kept sequences by 1 (none), by raw weights, or by weights truncated at 2 (as in
-    TIS)."""
+    """Weight the tokens of kept sequences by 1 (none), by raw weights, or by weights truncated at 2
+    (TIS's)."""
 
 
 class GeometricCorrection(Section):
@@ -78,8 +78,7 @@ class GeometricCorrection(Section):
 
 
 def _with_kind(value: Any) -> Any:
-    """Return the section with its kind (off if empty); refuse an unknown kind, and constants without a
-    kind."""
+    """Return the section with its kind, off if empty; refuse an unknown kind, or constants without a kind."""
     if not isinstance(value, dict):
         return value
     if value and "kind" not in value:

@@ -14,8 +14,7 @@ class CriticOptimizerSection(OptimizerSection):
 
 
 class CriticSection(Section):
-    """Critic: a value head on the family's backbone, trained in the policy's layout (algorithm.estimator gae
-    only)."""
+    """Value head on the family's backbone, trained in the policy's layout (algorithm.estimator gae only)."""
 
     path: str | None = None
     """Start the backbone from this Hugging Face folder; null takes model.path. The value head starts at 0."""

@@ -14,8 +14,7 @@ RESERVED_ARGUMENTS = frozenset(
     + ("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict")
     + ("return_assistant_tokens_mask", "tokenizer_kwargs")
 )
-"""Arguments of `apply_chat_template` that the loader sets, or that concern tokens rather than the
-template."""
+"""Arguments of `apply_chat_template` that the loader sets, or that do not concern the template."""
 
 
 class ColumnMap(Section):
@@ -35,13 +34,12 @@ class DataEntry(Section):
     """One data set of one domain."""
 
     path: str | tuple[str, ...]
-    """Read these files (.jsonl, .json, .parquet, .csv) or Hub data sets (hf://name:configuration@split), in
-    this order."""
+    """Read these files (.jsonl, .json, .parquet, .csv) or Hub data sets (hf://name:configuration@split) in
+    order."""
     domain: str = "default"
     """Assign these rows to a domain, which chooses verifier, shaping and curves."""
     probability: float | None = Field(default=None, gt=0)
-    """Draw this share of the training prompts, relative to the other entries; null is in proportion to the
-    rows."""
+    """Draw this share of the training prompts, relative to other entries; null: in proportion to the rows."""
     format: Format = "auto"
     """Set the format of the rows; auto recognises it from the first row's columns."""
     columns: ColumnMap = ColumnMap()
@@ -58,8 +56,7 @@ class DifficultySection(Section):
     """Choice of training rows by the solve rates that `mrl difficulty` measured."""
 
     file: str
-    """Write and read solve rates here: `mrl difficulty` writes the file (jsonl, one line per prompt), runs
-    read it."""
+    """Store solve rates here (jsonl, one line per prompt): `mrl difficulty` writes the file, runs read it."""
     min: float = Field(default=0.1, ge=0, lt=1)
     """Leave out rows with a lower solve rate: groups without a correct response teach nothing."""
     max: float = Field(default=0.9, gt=0, le=1)
@@ -96,10 +93,10 @@ class DataSection(Section):
     """Count training prompts that are also validation prompts (report), leave them out of training (drop), or
     end the run (refuse)."""
     chat_template: bool = True
-    """Render messages with the tokenizer's chat template if it has one; prompts given as text stay as they
+    """Render messages with the tokenizer's chat template if there is one; prompts given as text stay as they
     are."""
     chat_template_kwargs: dict[str, Any] = {}
-    """Pass these arguments to the chat template (enable_thinking, ...); a row's own column of this name takes
+    """Pass these to the chat template (enable_thinking, ...); a row's own column of that name takes
     precedence."""
     difficulty: DifficultySection | None = None
     """Leave out training rows that the model solves too rarely or too often; null keeps all."""

@@ -1,5 +1,4 @@
-"""Settings of on-policy distillation: teachers give a distribution over the next token at every token of the
-policy's samples."""
+"""Settings of on-policy distillation: teachers give next-token distributions on the policy's samples."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _Divergences = Literal["reverse", "forward", "jsd"]
 Divergence = Annotated[_Divergences, BeforeValidator(named("divergence", _Divergences))]
 
 TEACHER = "teacher"
-"""Key of TrainBatch.samples: [B] int64 index into DistillationSection.folders of the sample's teacher; -1 for
+"""Key of TrainBatch.samples: [B] int64 index of the sample's teacher in DistillationSection.folders; -1:
 none."""
 
 
@@ -22,8 +21,7 @@ class DistillationSection(Section):
     """Teachers of the policy, with its shapes and vocabulary; docs/algorithms.md has the formulas."""
 
     teachers: dict[str, str] = Field(min_length=1)
-    """Map domains to teacher folders (rows without a domain are `default`); samples of other domains have no
-    teacher."""
+    """Map domains to teacher folders (rows without a domain are `default`); other domains have no teacher."""
     divergence: Divergence = "reverse"
     """Minimise, at every token over the whole vocabulary, KL(policy || teacher) (reverse), KL(teacher ||
     policy) (forward), or the generalised Jensen-Shannon divergence (jsd)."""

@@ -18,8 +18,7 @@ class LoggingSection(Section):
     environment variables set everything else (host, key, entity, mode, group, tags: WANDB_ENTITY, WANDB_MODE,
     WANDB_RUN_GROUP, WANDB_TAGS)."""
     samples_per_step: int = Field(default=16, ge=0)
-    """Write this many samples to samples.jsonl each step (best and worst of the first groups); 0 writes
-    none."""
+    """Write this many samples to samples.jsonl per step (best and worst of the first groups); 0: none."""
 
     @field_validator("trackers", mode="before")
     @classmethod

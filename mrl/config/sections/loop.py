@@ -51,8 +51,7 @@ class LoopSection(Section):
     """Number of training steps, and the order of their phases."""
 
     schedule: Schedule = "on_policy"
-    """Generate, then train each step (on_policy), or generate ahead by at most stream.max_age versions
-    (stream)."""
+    """Generate, then train (on_policy), or generate up to stream.max_age versions ahead (stream)."""
     steps: int = Field(default=100, ge=0)
     """Run this many steps; each generates, rewards, updates and syncs once."""
     prompts_per_step: int = Field(default=32, ge=1)

@@ -21,8 +21,7 @@ class LoraSection(Section):
     alpha: float = Field(default=32.0, gt=0)
     """Scale B A by alpha / rank."""
     targets: tuple[Target, ...] = Field(default=("attention",), min_length=1)
-    """Adapt these linear layers: attention, mlp, shared_experts, routed_experts (each expert has its own
-    adapter)."""
+    """Adapt these linear layers: attention, mlp, shared_experts, routed_experts (one adapter per expert)."""
 
     @field_validator("targets")
     @classmethod

@@ -44,8 +44,7 @@ class ModelSection(Section):
     """Model that the policy starts from."""
 
     path: str
-    """Load this Hugging Face folder (config.json, tokenizer, safetensors); its model_type gives the
-    family."""
+    """Load this Hugging Face folder (config.json, tokenizer, safetensors); model_type names the family."""
     new: NewModelSection | None = None
     """Make this model if `path` does not exist; null requires that the folder exists."""
     reference_path: str | None = None

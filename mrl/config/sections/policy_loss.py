@@ -14,8 +14,7 @@ from mrl.section import Section, chosen
 
 
 class LossSection(Section):
-    """Constants of one policy loss; each subclass in this file is a choice of `algorithm.loss` by its
-    name."""
+    """Constants of one policy loss; `algorithm.loss` chooses a subclass in this file by its name."""
 
     name: Any
 
@@ -30,8 +29,7 @@ class PpoClipLoss(LossSection):
     clip_high: float = Field(default=0.2, ge=0)
     """Clip the ratio above at 1 + clip_high."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """Stop the growth of a negative advantage's loss at this ratio (arXiv 1912.09729; usually 3); null never
-    does."""
+    """Bound the loss of a negative advantage at this ratio (arXiv 1912.09729; usually 3); null: no bound."""
 
 
 class GspoLoss(LossSection):

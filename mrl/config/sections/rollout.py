@@ -38,8 +38,7 @@ class RolloutSection(Section):
     top_k: int = Field(default=0, ge=0)
     """Sample from this many likeliest tokens; 0 samples from all."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
-    """Sample from tokens with at least this share of the likeliest token's probability; 0 samples from
-    all."""
+    """Sample from tokens with at least this share of the likeliest token's probability; 0: from all."""
     max_response_tokens: int = Field(default=256, ge=1)
     """Stop a response after this many tokens."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -72,7 +71,7 @@ class RolloutSection(Section):
     """Also end a response at these tokens, whose text is kept unless they are special; the tokenizer's
     end-of-text and those of generation_config.json always end it."""
     stop: tuple[str, ...] = ()
-    """End a response at these texts and keep them, with the whole of the last token. For special tokens, use
+    """End a response at these texts and keep them, with all of the last token. Special tokens:
     stop_token_ids."""
 
     @property

@@ -17,8 +17,7 @@ class OverlongSection(Section):
     buffer_tokens: int = Field(ge=1)
     """Grow the penalty linearly over this many tokens before max_tokens."""
     factor: float = Field(default=1.0, ge=0)
-    """Set the full penalty. The paper's 1.0 is for rewards of +1 and -1; for rewards of 1 and 0, 0.5 is
-    equivalent."""
+    """Set the full penalty. The paper's 1.0 is for rewards of +1 and -1; 0.5 is equivalent for 1 and 0."""
 
     def faults(self) -> Iterator[str]:
         if self.buffer_tokens > self.max_tokens:
@@ -33,13 +32,12 @@ class ShapingSection(Section):
     overlong: OverlongSection | None = None
     """Penalise long responses softly."""
     stop_properly: float | None = Field(default=None, le=1)
-    """Truncated samples: multiply a positive reward by a value in [0, 1], or replace the reward by a value
-    below 0 (ProRL)."""
+    """Truncated samples: multiply positive rewards by this if in [0, 1], replace the reward if below 0
+    (ProRL)."""
     missing_eos_penalty: float = Field(default=0.0, ge=0)
     """Subtract this from the reward of a sample without an end-of-text token."""
     mask_truncated: bool = False
-    """Keep truncated samples in their group's statistics but do not train on them (DAPO's overlong
-    filtering)."""
+    """Keep truncated samples in group statistics but do not train on them (DAPO's overlong filtering)."""
 
     def faults(self) -> Iterator[str]:
         if self.clip is not None and self.clip[0] >= self.clip[1]:
@@ -56,8 +54,8 @@ class FilterSection(Section):
     min_reward_range: float | None = Field(default=0.0, ge=0)
     """Keep a group if max - min of its raw rewards is above this; null ignores the range."""
     mean_range: tuple[float, float] | None = None
-    """Keep a group if its mean reward is strictly inside this range (-.inf and .inf leave a side open); null
-    ignores the mean."""
+    """Keep a group if its mean reward is strictly inside this range (-.inf, .inf: open side); null: any
+    mean."""
     max_rounds: int = Field(default=4, ge=1)
     """Generate at most this many rounds per step, then train on the groups found."""
 

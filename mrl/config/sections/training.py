@@ -13,8 +13,8 @@ _BUCKET_SIZE, _BUCKET_SIZE_OF_A_REPLICA = 40_000_000, 1_000_000
 
 
 class LayoutSection(Section):
-    """Sizes of the parallel axes of training; tp x cp x dp x pp is the world size, the number of slots that
-    the run takes."""
+    """Sizes of the parallel axes of training; tp x cp x dp x pp is the world size, the run's number of
+    slots."""
 
     tp: int = Field(default=1, ge=1)
     """Set the tensor-parallel size."""
@@ -29,7 +29,7 @@ class LayoutSection(Section):
     dp: int = Field(default=1, ge=1)
     """Set the data-parallel size, which alone scales the number of slots."""
     cp: int = Field(default=1, ge=1)
-    """Set the context-parallel size; without Transformer Engine, attention keeps masks over all pairs of a
+    """Set the context-parallel size; without Transformer Engine, attention masks cover all pairs of a
     segment."""
 
     @model_validator(mode="after")
@@ -38,8 +38,7 @@ class LayoutSection(Section):
         return self
 
     def sizes(self) -> Layout:
-        """Return the layout with the positions of its ranks; raise ConfigError if the sizes do not fit
-        together."""
+        """Return the layout with its ranks' positions; raise ConfigError if the sizes do not fit together."""
         return Layout(**self.model_dump())
 
     @property
@@ -60,8 +59,8 @@ class OptimizerSection(Section):
     min_lr: float = Field(default=0.0, ge=0)
     """Learning rate at the end of the decay."""
     schedule_unit: Literal["updates", "steps"] = "updates"
-    """Count warmup_steps and decay_steps in updates (optimizer steps), or in loop steps (epochs x minibatches
-    updates each)."""
+    """Count warmup_steps and decay_steps in optimizer updates, or in loop steps (epochs x minibatches
+    updates)."""
     warmup_steps: int = Field(default=0, ge=0)
     """Warm up linearly from 0 over this many schedule_unit."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -128,11 +127,9 @@ class TrainingSection(Section):
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
     """Compute log-probs and entropy over the logits of this many tokens at a time."""
     recompute: Literal["off", "selective", "full"] = "off"
-    """Recompute activations of transformer blocks: core attention, and MLPs or experts whole (selective), or
-    all (full)."""
+    """Recompute activations: core attention, and MLPs or experts whole (selective), or all blocks (full)."""
     offload: Literal["auto", "always", "never"] = "auto"
-    """Off-load gradients, optimizer state and parameters from the slot's memory while engines generate; auto:
-    on GPUs."""
+    """Off-load gradients, optimizer state and parameters while engines generate; auto: on GPUs."""
     overlap_grad_reduce: Literal["auto"] | bool = "auto"
     """Reduce gradients over replicas bucket by bucket during the backward pass of the last micro-batch,
     instead of after it; auto: if there are replicas (dp, cp, or of experts)."""
@@ -152,8 +149,8 @@ class TrainingSection(Section):
     optimizer: OptimizerSection = OptimizerSection()
     """Configure the policy's optimizer."""
     lora: LoraSection | None = None
-    """Train low-rank adapters over the policy's frozen weights; null trains all weights. A critic is trained
-    whole."""
+    """Train low-rank adapters on the policy's frozen weights (a critic is trained whole); null: all
+    weights."""
 
     def faults(self) -> Iterator[str]:
         if self.lora is not None and "routed_experts" in self.lora.targets and self.layout.etp > 1:
@@ -169,8 +166,8 @@ class TrainingSection(Section):
             )
 
     def summed_bucket(self) -> int | None:
-        """Return the parameters per gradient bucket that is reduced during the backward pass; None if all are
-        reduced after it."""
+        """Return the parameters per gradient bucket reduced in the backward pass; None if reduced after
+        it."""
         layout = self.layout.sizes()
         overlaps = self.overlap_grad_reduce
         if overlaps == "auto":
@@ -179,6 +176,5 @@ class TrainingSection(Section):
         return (self.bucket_size or default) if overlaps else None
 
     def offloads(self, *, gpus: bool) -> bool:
-        """Return True if the trainer leaves its slot's memory while engines generate, on slots with or
-        without GPUs."""
+        """Return True if the trainer leaves its slot's memory while engines generate."""
         return self.offload == "always" or (self.offload == "auto" and gpus)

@@ -100,7 +100,7 @@ def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...
         (("rollout.quantization=fp8_block", "algorithm.correction.kind='off'"),
          "truncated is the usual choice"),
         (("rollout.quantization=fp8_block", "loop.max_rollout_mismatch=0.01"),
-         "quantised weights alone make"),
+         "quantised weights alone cause"),
         (("rollout.quantization=fp8_block", "training.layout.ep=2", "training.layout.etp=4"),
          "cuts tensors inside blocks of 128"),
         (("training.layout.tp=16",), "spans nodes of 8"),
