@@ -18,5 +18,7 @@ def test_a_replay_of_the_trainers_pass_needs_that_pass() -> None:
 def test_episodes_have_no_routes_of_their_engines() -> None:
     agent = "agent={environment: calculator}"
     assert load([], [*WORDS, agent]).agent is not None
-    with pytest.raises(ConfigError, match=r"routing.replay = engine with the section agent: the routes of observations"):
+    with pytest.raises(
+        ConfigError, match=r"routing.replay = engine with the section agent: the routes of observations"
+    ):
         load([], [*WORDS, agent, "routing.replay=engine"])
