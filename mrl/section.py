@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 
 class Section(BaseModel):
-    """Group of settings, strict and frozen: unknown keys are errors. `mrl settings` shows every field's
+    """Group of settings, strict and frozen: unknown keys are errors. `mrl settings` shows each field's
     sentence."""
 
     model_config = ConfigDict(
@@ -29,8 +29,7 @@ class Section(BaseModel):
 
 
 def named(what: str, choices: Any) -> Callable[[Any], Any]:
-    """Return a validator whose error lists the valid names (a Literal's, or a tuple of them), closest
-    first."""
+    """Return a validator whose error lists the valid names (a Literal's, or a tuple), the closest first."""
     names = [str(name) for name in get_args(choices) or choices]
 
     def check(value: Any) -> Any:

@@ -74,9 +74,9 @@ MODEL_FAULTS = {
     "a model in four bits": (lambda folder: rewrite(folder, quantization_config={"quant_method": "awq"}),
         "quantization_config = {'quant_method': 'awq'}"),
     "no tokenizer": (lambda folder: drop(folder, "tokenizer.json", "tokenizer_config.json"),
-        "holds no tokenizer that transformers loads"),
+        "has no tokenizer that transformers can load"),
     "a tokenizer that is code": (lambda folder: code_for_tokenizer(folder),
-        "Python code of the folder, own.py: read it, and set model.trust_remote_code=true"),
+        "Python code of the folder, own.py: read it, then set model.trust_remote_code=true"),
     "a tokenizer of another model": (lambda folder: shrink_vocabulary(folder, 8),
         "they do not belong together"),
     "a stop token that is none": (

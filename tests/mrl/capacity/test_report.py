@@ -29,7 +29,7 @@ def test_each_pool_has_its_own_memory() -> None:
     assert all({"optimizer", "gradients"} <= set(parts) for parts in trainer)
     assert pools.seconds["offload"] == 0 and sum(pools.traffic.local) == 0
     assert "hardware  3 nodes of" in shown.table()
-    assert "4 engines of tp2 on 8 slots of their own" in shown.table()
+    assert "4 engines of tp2 on their own 8 slots" in shown.table()
 
 
 def test_what_does_not_fit_names_its_pool() -> None:
