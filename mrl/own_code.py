@@ -31,8 +31,7 @@ _NOT_THE_USERS = tuple(
 
 
 def place_of(error: BaseException) -> str:
-    """Return " at FILE:LINE" of the innermost user code in an error's traceback; of any code if there is
-    none."""
+    """Return " at FILE:LINE" of the innermost user code, else of any code, in an error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     user_frames = [frame for frame in frames if _is_the_users(frame.filename)]
     return (

@@ -1,5 +1,4 @@
-"""Write the pages generated from the code: `python -m mrl.pages FOLDER` (`make docs`: docs/, for the
-site)."""
+"""Write the pages generated from the code: `python -m mrl.pages FOLDER` (`make docs`: docs/)."""
 
 import sys
 from pathlib import Path

@@ -25,8 +25,7 @@ class RouteRows:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Routes:
-    """Routes of a sample: row t has the experts of position t when it predicts token t + 1; the last has
-    none."""
+    """Routes of a sample: row t has position t's experts when it predicts token t + 1; none for the last."""
 
     pieces: tuple[RouteRows, ...]
     """Pieces in the order of positions."""

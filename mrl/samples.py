@@ -104,8 +104,7 @@ class ResponseSegment:
     """Number of its request attempt among those for this sample, from 0."""
     engine: int
     prompt_digest: int
-    """Digest of the tokens that the engine ran before the segment (mrl/rollout/request.py,
-    `prompt_digest`)."""
+    """Digest of the tokens that the engine ran before the segment (mrl/rollout/request.py)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,8 +180,7 @@ class Sample:
 
     @property
     def _is_all_policy(self) -> bool:
-        """True if engines produced every token; only reads segments, as a numpy call per sample is too
-        slow."""
+        """True if engines produced every token; reads segments only, as numpy is too slow per sample."""
         produced = sum(segment.end - segment.start for segment in self.segments)
         return self.transcript is None and produced == len(self.loss_mask) > 0
 

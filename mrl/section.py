@@ -10,8 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 
 class Section(BaseModel):
-    """Group of settings, strict and frozen: unknown keys are errors. `mrl settings` shows each field's
-    sentence."""
+    """Group of settings, strict and frozen: unknown keys are errors. Every field has a sentence for users."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
@@ -43,8 +42,7 @@ def named(what: str, choices: Any) -> Callable[[Any], Any]:
 
 
 def chosen(what: str, key: str, literal: Any, *, default: str) -> BeforeValidator:
-    """Return a validator for a union of sections distinguished by `key`: it fills in a missing key and
-    refuses an unknown one."""
+    """Return a validator for a union of sections told apart by `key`: fills it in, refuses unknown ones."""
     check = named(what, literal)
 
     def choose(value: Any) -> Any:

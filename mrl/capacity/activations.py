@@ -135,15 +135,14 @@ class Counter:
         return around, core, rows * heads * (2 * nope + rope + value) * self.element
 
     def _mlp(self) -> dict[str, int]:
-        """Return the bytes of SwiGLU of inner width f: 2f halves, 2f activation and input, f product; one
-        kernel: 3f."""
+        """Return the bytes of SwiGLU of inner width f: halves 2f, activation and input 2f, product f (fused:
+        3f)."""
         inner = 3 if self.fused_swiglu else 5
         width = field(self.facts.hf, "intermediate_size")
         return {"mlp": self.local * inner * width // self.layout.tp * self.element}
 
     def _experts(self) -> dict[str, int]:
-        """Return the bytes of routed experts (product kept again after the routing weight) and shared
-        ones."""
+        """Return the bytes of routed experts (product kept again after the weighting) and shared ones."""
         facts, layout = self.facts, self.layout
         visits, width = self.split * facts.top_k * layout.etp, facts.expert_inner // layout.etp
         # Scores and map of the router; indices and weights of the visits.

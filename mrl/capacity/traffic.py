@@ -68,8 +68,7 @@ class _Holders:
 
     @functools.cache  # noqa: B019 - lives as long as one estimate
     def ranks(self, stage: int, kind: str, index: int) -> tuple[frozenset[int], dict[int, list[int]]]:
-        """Return (all holders, those per node) of shard `index` of a kind ("all", "tp" or "expert") in a
-        stage."""
+        """Return (all holders, those per node) of a stage's shard `index` of kind "all", "tp" or "expert"."""
         layout = self.layout
         inner = range(self.size)
         if kind == "tp":

@@ -67,8 +67,7 @@ def named(name: str) -> list[str]:
 
 
 def settings(prefix: str = "") -> list[Setting]:
-    """Return every setting once; a section that occurs again at or below `prefix` only shows its
-    differences."""
+    """Return every setting once; a section that recurs at or below `prefix` only shows its differences."""
     return list(_walk(Config, "", {}, prefix))
 
 
@@ -90,8 +89,7 @@ def page() -> str:
 
 
 def _below(path: str, prefix: str) -> bool:
-    """Return True if a path is the prefix or inside it; the prefix may omit choices:
-    `algorithm.loss.clip_low` of every loss."""
+    """Return True if a path is at or inside the prefix, which may omit choices: `algorithm.loss.clip_low`."""
     ends = (prefix + ".", prefix + "[")
     return not prefix or any(form == prefix or form.startswith(ends) for form in (path, _plain(path)))
 
@@ -152,8 +150,7 @@ def tag_of(section: type[pydantic.BaseModel]) -> str | None:
 
 
 def section_at(parts: Sequence[str]) -> tuple[type[pydantic.BaseModel] | None, list[str]]:
-    """Return the section at one of pydantic's paths, or None, and the path without the tags of chosen
-    sections."""
+    """Return the section at one of pydantic's paths, or None, and the path without chosen sections' tags."""
     section: type[pydantic.BaseModel] | None = Config
     path, is_key = [], False
     for number, part in enumerate(parts):

@@ -143,8 +143,7 @@ def dump(config: Config, *, without: Collection[str] = ()) -> str:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command's arguments into (files, a.b.c=value overrides); write a file named x=y.yaml as
-    ./x=y.yaml."""
+    """Split arguments into (files, a.b.c=value overrides); write a file named x=y.yaml as ./x=y.yaml."""
     overrides = [a for a in arguments if "=" in a and not a.startswith((".", "/"))]
     return [a for a in arguments if a not in overrides], overrides
 

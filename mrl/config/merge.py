@@ -150,8 +150,7 @@ def _mapping(node: yaml.MappingNode, path: Path) -> dict[str, Any]:
 
 
 def _construct(node: yaml.Node, place: str) -> Any:
-    """Return the value of a node; for malformed dates and numbers PyYAML raises ValueError or
-    AttributeError."""
+    """Return the value of a node; PyYAML raises ValueError or AttributeError for malformed dates."""
     loader = _Loader("")
     try:
         return loader.construct_object(node, deep=True)

@@ -1,5 +1,4 @@
-"""Look up names that are not settings here: those of earlier releases (other_names.yaml) and other systems
-(moving.md, a page of the docs). Pure."""
+"""Look up names that are not settings: former ones (other_names.yaml), other systems' (moving.md). Pure."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ def _given(tree: Mapping[str, Any], section: type[Section], name: str, setting: 
 
 
 def _refusal(setting: str, without: Mapping[str, bool], way_out: str) -> Iterator[str]:
-    """Yield an error if a setting is combined with one it does not support: the first true entry of
-    `without`."""
+    """Yield an error if a setting is combined with the first true, unsupported entry of `without`."""
     if reason := next((sentence for sentence, is_true in without.items() if is_true), None):
         yield f"{setting} with {reason}, or {way_out}"
 
@@ -244,8 +243,7 @@ class Config(Section):
 
     @property
     def updates_per_step(self) -> int:
-        """Number of updates per loop step; mini-batches are whole groups, so at most the number of
-        prompts."""
+        """Updates per loop step; mini-batches are whole groups, so at most one per prompt."""
         return self.algorithm.epochs * min(self.algorithm.minibatches, self.loop.prompts_per_step)
 
     def in_updates(self) -> "Config":

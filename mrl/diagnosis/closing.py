@@ -1,5 +1,4 @@
-"""Write a run's last line: how it ended, and its first finding. Pure: rows and settings in, a sentence
-out."""
+"""Write a run's last line: how it ended, and its first finding. Pure: rows and settings in, text out."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ KEPT_ROWS = 256
 
 
 def diagnose_folder(folder: Path) -> tuple[Diagnosis, list[str]]:
-    """Return the run's diagnosis, and notes on what is unreadable; raise DataError without rows of
-    metrics."""
+    """Return the run's diagnosis and notes on unreadable files; raise DataError without metrics rows."""
     metrics, samples = ReadSummary("metrics.jsonl"), ReadSummary("samples.jsonl")
     curves = Curves(read_log_rows(folder / "metrics.jsonl", metrics))
     if not len(curves):

@@ -20,13 +20,11 @@ LOST, LOST_BY = 0.1, 10
 EMPTY, KEPT = 0.9, 0.2
 """Shares of samples without an advantage, and of groups that a filter keeps."""
 SPIKE, SPIKES, SPIKE_ROWS, MEDIAN_ROWS = 10.0, 3, 20, 100
-"""Spikes are norms above SPIKE times the median of MEDIAN_ROWS; SPIKES of them in SPIKE_ROWS rows are a
-sign."""
+"""Spike: a norm above SPIKE times the median of MEDIAN_ROWS; a sign: SPIKES of them in SPIKE_ROWS."""
 
 
 def reward_hacked(run: DiagnosedRun) -> Signs:
-    """Look for a training reward that rises while the validation, which reads the reward's first part, falls
-    from its best."""
+    """Look for a rising training reward while validation, which reads its first part, falls."""
     q = run.quality
     levers = [
         *_kl(run),

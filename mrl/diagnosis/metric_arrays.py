@@ -32,8 +32,7 @@ def forward_fill(values: np.ndarray) -> np.ndarray:
 
 
 def recent(values: np.ndarray, rows: int = RECENT) -> np.ndarray:
-    """Return [S] means of the finite entries among the last `rows`, including the row's own; NaN without
-    any."""
+    """Return [S] means of the finite entries among the last `rows`, the row's own included; NaN if none."""
     finite = np.isfinite(values)
     sums = np.cumsum(np.where(finite, values, 0.0))
     counts = np.cumsum(finite)

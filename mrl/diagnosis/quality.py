@@ -97,7 +97,6 @@ def _variance(share: np.ndarray) -> np.ndarray:
 
 
 def _around(rewards: np.ndarray, best_row: np.ndarray) -> np.ndarray:
-    """Return [S] mean rewards of the best row and its two neighbours; the validated weights drew the next
-    one."""
+    """Return [S] mean rewards of the best row and its neighbours; the validated weights drew the next."""
     last = np.minimum(best_row + 1, np.arange(len(rewards)))
     return recent(rewards, 3)[last]

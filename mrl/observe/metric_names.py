@@ -32,14 +32,12 @@ def metrics_page() -> str:
 
 
 METRICS = {name: Metric(unit, " ".join(text.split())) for name, unit, text in _LINE.findall(metrics_page())}
-"""Name -> unit and meaning; <...> is a variable part of the name. A row omits what does not apply to its
-step."""
+"""Name -> unit and meaning; <...> is a variable part. A row omits what does not apply to its step."""
 
 
 @functools.cache
 def pattern_of(name: str) -> re.Pattern[str]:
-    """Return the pattern of a name of METRICS: <a|b> matches one of its words, any other <...> one name
-    part."""
+    """Return the pattern of a METRICS name: <a|b> matches its words, any other <...> one name part."""
     parts = re.split(r"(<[^>]*>)", name)
     return re.compile("".join(_part(part) for part in parts))
 

@@ -42,8 +42,7 @@ class MetricsLog:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def resume_at(self, step: int) -> None:
-        """Drop rows of `step` and later, so that a resumed run logs no step twice; put damaged lines
-        aside."""
+        """Drop rows of `step` and later, which a resumed run logs again; put damaged lines aside."""
         damaged: list[bytes] = []
         with replacing(self._path) as kept:
             for line in _lines(self._path):
@@ -82,8 +81,7 @@ def append_lines(path: Path, lines: Sequence[str]) -> bool:
 
 
 class LoggedRows:
-    """Rows that a file has now, re-read on each iteration; an absent file has none, damaged lines are
-    skipped."""
+    """Rows that a file has now, re-read on each iteration; damaged lines and absent files are skipped."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._size = path, path.stat().st_size if path.is_file() else 0

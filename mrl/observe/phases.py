@@ -51,8 +51,7 @@ class PhaseClock:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count time in which the driver's thread only waits; nested waits count once. No-op in other
-        threads."""
+        """Count the time that the driver's thread waits, nested waits once; no-op in other threads."""
         if threading.get_ident() != self._thread:
             yield
             return

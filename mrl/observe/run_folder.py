@@ -55,8 +55,7 @@ class RunFolder:
         )
 
     def write_hardware(self, devices: Sequence[str]) -> None:
-        """Write hardware.json: trainer devices by name, and the driver's machine; only warn on a full
-        disk."""
+        """Write hardware.json: trainer devices and the driver's machine; only warn on a full disk."""
         machine = {"cores": os.cpu_count(), "memory_bytes": psutil.virtual_memory().total}
         self._write("hardware.json", {"trainer_devices": dict(Counter(devices)), "driver": machine})
 

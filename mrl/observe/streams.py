@@ -29,8 +29,7 @@ def lossy(descriptor: int) -> TextIO:
 
 
 def say(text: str) -> None:
-    """Write a line to standard error, also in a signal handler, where the interrupted code may hold the
-    stream."""
+    """Write a line to standard error, even in a signal handler that interrupts a user of the stream."""
     with contextlib.suppress(OSError):  # a full disk
         os.write(2, f"{text}\n".encode())
 

@@ -87,8 +87,7 @@ class GuardedTracker:
         deadline_seconds: float,
         history: Iterable[Mapping[str, float]] = (),
     ) -> None:
-        """Start the thread. `history` are the rows of metrics.jsonl, of which the tracker first takes the
-        missing ones."""
+        """Start the thread; the tracker first takes its missing rows from `history` (metrics.jsonl)."""
         self.name, self.enabled = name, True
         self._deadline_seconds = deadline_seconds
         self._queue: queue.Queue[tuple[int, dict[str, float] | Sequence[Row]] | None] = queue.Queue(

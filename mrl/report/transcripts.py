@@ -12,8 +12,7 @@ from mrl.report.terminal import plain, terminal_text
 
 
 def samples_text(path: Path, *, step: int | None = None, kind: str | None = None, limit: int = 10) -> str:
-    """Return the first `limit` samples of a run folder or file, of one step and kind if given; DataError if
-    none."""
+    """Return the first `limit` samples of a run folder or file, filtered; raise DataError if none match."""
     file = path / "samples.jsonl" if path.is_dir() else path
     reading, shown, count = ReadSummary(file.name), [], 0
     for row in read_log_rows(file, reading):

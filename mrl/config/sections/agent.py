@@ -14,8 +14,7 @@ class EnvironmentSection(Section):
     """Environment of some rows."""
 
     environment: str | None = None
-    """Choose a shipped environment, an entry point of mrl.environments, or package.module:Class; null:
-    none."""
+    """Choose a shipped environment, entry point of mrl.environments or package.module:Class; null: none."""
     options: dict[str, Any] = {}
     """Pass these keyword arguments to its class."""
 

@@ -40,8 +40,7 @@ WHITENS = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline", "rloo_proce
 
 
 RELATIVE = frozenset({"grpo", "dr_grpo", "gdpo", "rloo", "reinforce_pp_baseline", "rloo_process"})
-"""Estimators that compare a sample only with others of its prompt (not grpo_process, with its several
-rewards)."""
+"""Estimators that only compare samples of one prompt (grpo_process has several rewards per sample)."""
 
 
 class EstimatorSection(Section):
@@ -59,8 +58,7 @@ class EstimatorSection(Section):
     whiten: Literal["off", "tokens"] | None = None
     """Whiten advantages over the tokens of the batch; null follows the estimator's paper."""
     part_weights: dict[str, float] = {}
-    """gdpo: normalise and weight each of these reward parts; empty takes the whole reward as the only
-    part."""
+    """gdpo: normalise and weight each of these reward parts; empty takes the whole reward as one part."""
 
     @property
     def whitens(self) -> bool:
@@ -157,8 +155,7 @@ class AlgorithmSection(Section):
     filter: FilterSection | None = None
     """Filter groups by dynamic sampling; null trains on every group."""
     value_clip: float | None = Field(default=0.2, gt=0)
-    """gae: clip new values to this distance from the old ones in the critic loss; null: plain squared
-    error."""
+    """gae: clip new values to this distance from the old ones in the critic loss; null: no clipping."""
     epochs: int = Field(default=1, ge=1)
     """Train this many passes over a step's samples."""
     minibatches: int = Field(default=1, ge=1)
@@ -193,8 +190,7 @@ class AlgorithmSection(Section):
 
     @property
     def reference_in_update(self) -> bool:
-        """True if the reference's pass runs in the only update's call, not with the pass for old
-        log-probs."""
+        """True if the reference's pass runs in the only update's call, not before it."""
         return self.needs_reference and not self.recomputes_policy
 
     @property

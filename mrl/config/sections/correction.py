@@ -61,11 +61,9 @@ class SequenceMaskCorrection(_Bounded):
     low: float = Field(default=0.999, ge=0)
     """Drop sequences with a mean weight below this; verl's bound for geometric means (decoupled_geo_rs)."""
     high: float = Field(default=1.001, gt=0)
-    """Drop sequences with a mean weight above this; see policy/rollout_weight_geometric before widening
-    it."""
+    """Drop sequences with a mean weight above this; to widen it, see policy/rollout_weight_geometric."""
     token_weights: Literal["none", "raw", "truncated"] = "none"
-    """Weight the tokens of kept sequences by 1 (none), by raw weights, or by weights truncated at 2
-    (TIS's)."""
+    """Weight tokens of kept sequences by 1 (none), raw weights, or weights truncated at 2 (as TIS)."""
 
 
 class GeometricCorrection(Section):

@@ -34,8 +34,7 @@ class DataEntry(Section):
     """One data set of one domain."""
 
     path: str | tuple[str, ...]
-    """Read these files (.jsonl, .json, .parquet, .csv) or Hub data sets (hf://name:configuration@split) in
-    order."""
+    """Read these files (.jsonl, .json, .parquet, .csv) or Hub data sets (hf://name:configuration@split)."""
     domain: str = "default"
     """Assign these rows to a domain, which chooses verifier, shaping and curves."""
     probability: float | None = Field(default=None, gt=0)
@@ -85,19 +84,15 @@ class DataSection(Section):
     overlong: Literal["filter", "refuse"] = "filter"
     """Leave out and count longer prompts (filter), or end the run before engines start (refuse)."""
     unusable: Literal["refuse", "filter"] = "refuse"
-    """End the run at a row that does not match the format or whose ground truth cannot be verified, or leave
-    such rows out and count them (filter)."""
+    """End the run at a row of another format or with an unusable ground truth, or leave it out (filter)."""
     dedupe: bool = True
     """Keep the first of rows with the same prompt and domain, and report how many are left out."""
     overlap: Literal["report", "drop", "refuse"] = "report"
-    """Count training prompts that are also validation prompts (report), leave them out of training (drop), or
-    end the run (refuse)."""
+    """Count training prompts that are also in validation, drop them from training, or end the run."""
     chat_template: bool = True
-    """Render messages with the tokenizer's chat template if there is one; prompts given as text stay as they
-    are."""
+    """Render messages with the tokenizer's chat template if it has one; text prompts stay as they are."""
     chat_template_kwargs: dict[str, Any] = {}
-    """Pass these to the chat template (enable_thinking, ...); a row's own column of that name takes
-    precedence."""
+    """Pass these to the chat template (enable_thinking, ...); a row's own column of that name wins."""
     difficulty: DifficultySection | None = None
     """Leave out training rows that the model solves too rarely or too often; null keeps all."""
     shuffle: bool = True

@@ -13,8 +13,7 @@ _Divergences = Literal["reverse", "forward", "jsd"]
 Divergence = Annotated[_Divergences, BeforeValidator(named("divergence", _Divergences))]
 
 TEACHER = "teacher"
-"""Key of TrainBatch.samples: [B] int64 index of the sample's teacher in DistillationSection.folders; -1:
-none."""
+"""Key of TrainBatch.samples: [B] int64 index of the teacher in DistillationSection.folders; -1: none."""
 
 
 class DistillationSection(Section):

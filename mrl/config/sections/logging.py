@@ -11,8 +11,7 @@ class LoggingSection(Section):
     """Trackers and sample dumps; metrics.jsonl is always written."""
 
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Also log to these trackers, a list or one word; one that fails or hangs is switched off with a warning
-    and never stops training."""
+    """Also log to these trackers, one or a list; one that fails or hangs is switched off with a warning."""
     wandb_project: str = "mrl"
     """Log to this Weights & Biases project if trackers names wandb. The W&B run is called run.name; wandb's
     environment variables set everything else (host, key, entity, mode, group, tags: WANDB_ENTITY, WANDB_MODE,

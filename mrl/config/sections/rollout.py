@@ -33,12 +33,11 @@ class RolloutSection(Section):
     temperature: float = Field(default=1.0, gt=0)
     """Sample at this temperature; the trainer divides its logits by the same value."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample from the likeliest tokens that together have this probability; 1 samples from all. Needs
-    temperature 1, as do top_k and min_p."""
+    """Sample from the likeliest tokens of this total probability; 1: all. Needs temperature 1."""
     top_k: int = Field(default=0, ge=0)
-    """Sample from this many likeliest tokens; 0 samples from all."""
+    """Sample from this many likeliest tokens; 0: all. Needs temperature 1."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
-    """Sample from tokens with at least this share of the likeliest token's probability; 0: from all."""
+    """Sample from tokens of at least this share of the top probability; 0: all. Needs temperature 1."""
     max_response_tokens: int = Field(default=256, ge=1)
     """Stop a response after this many tokens."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -71,8 +70,7 @@ class RolloutSection(Section):
     """Also end a response at these tokens, whose text is kept unless they are special; the tokenizer's
     end-of-text and those of generation_config.json always end it."""
     stop: tuple[str, ...] = ()
-    """End a response at these texts and keep them, with all of the last token. Special tokens:
-    stop_token_ids."""
+    """End a response at these texts, kept with all of the last token; special tokens: stop_token_ids."""
 
     @property
     def ranks(self) -> int:

@@ -32,8 +32,7 @@ class ShapingSection(Section):
     overlong: OverlongSection | None = None
     """Penalise long responses softly."""
     stop_properly: float | None = Field(default=None, le=1)
-    """Truncated samples: multiply positive rewards by this if in [0, 1], replace the reward if below 0
-    (ProRL)."""
+    """Truncated samples: multiply positive rewards by this if in [0, 1], else replace them (ProRL)."""
     missing_eos_penalty: float = Field(default=0.0, ge=0)
     """Subtract this from the reward of a sample without an end-of-text token."""
     mask_truncated: bool = False
@@ -54,8 +53,7 @@ class FilterSection(Section):
     min_reward_range: float | None = Field(default=0.0, ge=0)
     """Keep a group if max - min of its raw rewards is above this; null ignores the range."""
     mean_range: tuple[float, float] | None = None
-    """Keep a group if its mean reward is strictly inside this range (-.inf, .inf: open side); null: any
-    mean."""
+    """Keep a group if its mean reward is strictly inside this range (-.inf, .inf: open); null: any."""
     max_rounds: int = Field(default=4, ge=1)
     """Generate at most this many rounds per step, then train on the groups found."""
 

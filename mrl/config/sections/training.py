@@ -13,8 +13,7 @@ _BUCKET_SIZE, _BUCKET_SIZE_OF_A_REPLICA = 40_000_000, 1_000_000
 
 
 class LayoutSection(Section):
-    """Sizes of the parallel axes of training; tp x cp x dp x pp is the world size, the run's number of
-    slots."""
+    """Sizes of the parallel axes of training; tp x cp x dp x pp is the world, the run's number of slots."""
 
     tp: int = Field(default=1, ge=1)
     """Set the tensor-parallel size."""
@@ -29,8 +28,7 @@ class LayoutSection(Section):
     dp: int = Field(default=1, ge=1)
     """Set the data-parallel size, which alone scales the number of slots."""
     cp: int = Field(default=1, ge=1)
-    """Set the context-parallel size; without Transformer Engine, attention masks cover all pairs of a
-    segment."""
+    """Set the context-parallel size; without Transformer Engine, masks cover all pairs of a segment."""
 
     @model_validator(mode="after")
     def _divides(self) -> "LayoutSection":
@@ -59,8 +57,7 @@ class OptimizerSection(Section):
     min_lr: float = Field(default=0.0, ge=0)
     """Learning rate at the end of the decay."""
     schedule_unit: Literal["updates", "steps"] = "updates"
-    """Count warmup_steps and decay_steps in optimizer updates, or in loop steps (epochs x minibatches
-    updates)."""
+    """Count warmup_steps and decay_steps in updates, or in loop steps of epochs x minibatches updates."""
     warmup_steps: int = Field(default=0, ge=0)
     """Warm up linearly from 0 over this many schedule_unit."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -149,8 +146,7 @@ class TrainingSection(Section):
     optimizer: OptimizerSection = OptimizerSection()
     """Configure the policy's optimizer."""
     lora: LoraSection | None = None
-    """Train low-rank adapters on the policy's frozen weights (a critic is trained whole); null: all
-    weights."""
+    """Train low-rank adapters on frozen weights (the critic is trained whole); null: all weights."""
 
     def faults(self) -> Iterator[str]:
         if self.lora is not None and "routed_experts" in self.lora.targets and self.layout.etp > 1:
@@ -166,8 +162,7 @@ class TrainingSection(Section):
             )
 
     def summed_bucket(self) -> int | None:
-        """Return the parameters per gradient bucket reduced in the backward pass; None if reduced after
-        it."""
+        """Return the parameters per gradient bucket reduced in the backward pass; None if after it."""
         layout = self.layout.sizes()
         overlaps = self.overlap_grad_reduce
         if overlaps == "auto":

@@ -48,8 +48,7 @@ class CenterSection(Section):
     """Regularisation that keeps a reward model's scores around 0, which score differences leave free."""
 
     kind: Literal["pair", "batch_sum", "batch_mean"] = "pair"
-    """Square the sum of a pair's two scores (pair: mean over pairs), the sum of all scores of a step
-    (batch_sum), or their mean (batch_mean)."""
+    """Square the sum of a pair's scores (mean over pairs), the step's sum of scores, or their mean."""
     weight: float = Field(gt=0)
     """Weight the square by this: about 0.01 for pair, 0.001 for batch_sum."""
 
@@ -65,8 +64,7 @@ class ObjectiveSection(Section):
     beta: float = Field(default=0.1, gt=0)
     """Scale the log-ratio to the reference (orpo: weight of the odds-ratio term)."""
     length: Literal["sum", "mean"] | None = None
-    """Sum a response's log-ratio over its tokens, or average it; null sums. Required for ipo, whose papers
-    and programs differ."""
+    """Sum or average a response's log-ratio over tokens; null sums. Required for ipo (sources differ)."""
     smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """Assume that this share of pairs has swapped labels."""
     gamma_over_beta: float = Field(default=0.5, ge=0)
@@ -80,8 +78,7 @@ class ObjectiveSection(Section):
     center: CenterSection | None = None
     """reward_model: keep scores around 0 by this term."""
     function: str | None = None
-    """custom: take the loss of each pair from this package.module:function or file.py:function
-    (docs/design/preference.md)."""
+    """custom: package.module:function or file.py:function of pair losses (docs/design/preference.md)."""
     options: dict[str, Any] = {}
     """custom: pass these arguments to the function."""
 
@@ -143,8 +140,7 @@ class TuneDataSection(Section):
     validation: str | None = None
     """Measure on these rows, without training on them."""
     over_long: Literal["filter", "refuse"] = "refuse"
-    """Leave out and count rows longer than model.max_length, pairs as a whole (filter), or end the run
-    (refuse); nothing is cut."""
+    """Leave out and count rows (whole pairs) longer than model.max_length, or end the run; never cut."""
     turns: Literal["all", "last"] = "all"
     """sft: train on every assistant message of a conversation, or only on the last."""
     chat_template_kwargs: dict[str, Any] = {}
