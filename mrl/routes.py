@@ -50,16 +50,20 @@ def one_after_other(first: Routes | None, more: Routes | None) -> Routes | None:
 
 def in_one_block(routes: Sequence[Routes | None], keep: Keep) -> tuple[Routes | None, ...]:
     """Return the same routes with their rows in one block; `keep` returns the block's handle."""
-    pieces = [piece for each in routes if each is not None for piece in each.pieces]
+    pieces = [
+        piece for sample_routes in routes if sample_routes is not None for piece in sample_routes.pieces
+    ]
     if not pieces:
         return tuple(routes)
     block, ends = keep(np.concatenate([p.block[p.start : p.stop] for p in pieces])), 0
     moved: list[Routes | None] = []
-    for each in routes:
-        if each is not None:
-            ends += len(each)
-            each = Routes((RouteRows(block, ends - len(each), ends),), each.missing)
-        moved.append(each)
+    for sample_routes in routes:
+        if sample_routes is not None:
+            ends += len(sample_routes)
+            sample_routes = Routes(
+                (RouteRows(block, ends - len(sample_routes), ends),), sample_routes.missing
+            )
+        moved.append(sample_routes)
     return tuple(moved)
 
 

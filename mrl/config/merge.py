@@ -52,7 +52,7 @@ def merge(
 
 
 class _Located:
-    """A leaf with its origin."""
+    """Leaf with its origin."""
 
     def __init__(self, value: Any, origin: str) -> None:
         self.value, self.origin = value, origin

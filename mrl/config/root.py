@@ -187,8 +187,7 @@ class Config(Section):
                 self.routing.replay == "engine"
             ),
             f"loop.max_rollout_mismatch = {limit}: log-probs over an earlier version's cache differ by the "
-            "training in "
-            "between; set null, and an algorithm.correction": limit is not None,
+            "training in between; set null, and an algorithm.correction": limit is not None,
         }
         if self.keeps_caches:
             yield from _refusal("stream.kv_cache = keep", without, "kv_cache recompute")

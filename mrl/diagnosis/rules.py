@@ -16,7 +16,7 @@ ADVICE = {
     PART: "a reward of several parts whose first part, which validation reads, is the true objective",
     "rollout/distinct_frac": "loop.samples_per_prompt above 1, and a run of this version",
 }
-"""How a run gets a metric that it lacks, if its name alone does not tell."""
+"""Ways to get a missing metric, if its name alone does not explain it."""
 
 
 class Rule(NamedTuple):

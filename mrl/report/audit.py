@@ -63,7 +63,7 @@ class Audit:
     other: list[str] = dataclasses.field(default_factory=list)
     """Other disagreements, as sentences."""
     notes: list[str] = dataclasses.field(default_factory=list)
-    """What could not be checked, as sentences."""
+    """Checks that were not possible, as sentences."""
 
     @property
     def holds(self) -> bool:

@@ -17,7 +17,7 @@ LONGEST = 2**26
 
 @dataclasses.dataclass
 class ReadSummary:
-    """What was read of one file."""
+    """Summary of what was read of one file."""
 
     name: str
     is_there: bool = True

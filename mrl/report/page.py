@@ -23,7 +23,7 @@ from mrl.report.page_figures import figures
 from mrl.report.run_data import read_run
 
 SCRIPTS = ("elements.js", "curves.js", "step.js", "samples.js", "settings.js", "held.js", "page.js")
-"""The page's own scripts in running order, after plotly's."""
+"""Scripts of the page in running order, after plotly's."""
 
 
 def write_report(

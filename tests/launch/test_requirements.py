@@ -77,7 +77,7 @@ def test_what_can_run_passes(model: str, words: str, nodes: str, gpus: bool, tmp
         ("moe", RANKS, "0001", True, "engine 0, dp rank 1 would be on 2 nodes and dp rank 0 on 1"),
         ("moe", RANKS, "0001", False, "engine 0, dp rank 1 would be on 2 nodes and dp rank 0 on 1"),
         ("moe", THREE, "000000", True, "are not divisible by rollout.dp x tp = 3"),
-        ("dense", THREE, "000000", True, "rollout.dp = 3: the model has no experts to deal out"),
+        ("dense", THREE, "000000", True, "rollout.dp = 3: the model has no experts to distribute"),
         ("moe", MESSAGES, "00", True,
          "sync.transport = distributed with engines on the trainer's GPUs ... set auto"),
         ("gpt_oss", f"{STACKS.split("; ")[0]}; rollout.tp=2", "00", True,

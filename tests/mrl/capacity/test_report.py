@@ -70,7 +70,7 @@ def test_too_little_memory_is_an_error_with_a_way_out() -> None:
         (("training.layout.ep=3", "training.layout.dp=3"),
          "experts (128) are not divisible by training.layout.ep = 3"),
         (("training.layout.tp=3", "training.layout.ep=1", "rollout.tp=1"),
-         "attention heads (32) do not divide"),
+         "attention heads (32) are not divisible"),
         (("training.layout.pp=49", "training.layout.dp=2"), "48 layers cannot fill pp x vpp = 49 x 1 stages"),
         (("rollout.tp=3", "training.layout.dp=6"),
          "experts (128) are not divisible by rollout.tp (expert_parallel) = 3"),
