@@ -1,15 +1,15 @@
-"""mrl as a library: `import mrl`, then these names. Importing it imports nothing else; each name's module comes with its first use.
+"""mrl as a library: `import mrl`, then use these names; each name's module is imported on first use.
 
-| name | what |
+| name | purpose |
 |---|---|
-| `load_config(*sources)` | the configuration of YAML files, mappings and `a.b.c=value` words; what every command reads |
-| `train(config, callbacks)` | runs or resumes a run to its end, blocking; callbacks see each step's row and may stop it |
-| `Run(config)` | the same, read step by step: `for row in run` |
+| `load_config(*sources)` | load the configuration from YAML files, mappings and `a.b.c=value` words |
+| `train(config, callbacks)` | run or resume to the end, blocking; callbacks see each row and may stop it |
+| `Run(config)` | the same, step by step: `for row in run` |
 | `evaluate(config, out=...)` | mean reward, avg@k and pass@k of a model folder |
-| `load_reward(mapping)`, `score(reward, rows)` | verdicts on any responses, by reward workers alone |
-| `MrlError` and the others of mrl/errors.py | what these raise on purpose |
+| `load_reward(mapping)`, `score(reward, rows)` | verdicts on any responses, with reward workers only |
+| `MrlError` and the others of mrl/errors.py | errors that these raise on purpose |
 
-The commands call the same functions. What is not listed here is open to read and may change.
+The commands call the same functions. Anything not listed here is readable but may change.
 """
 
 import importlib
@@ -44,7 +44,7 @@ _HOMES = {
         "mrl.errors",
     ),
 }
-"""Name -> the module that has it."""
+"""Name -> its module."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
-"""The folders from which torch takes code that it compiled earlier: this user's own.
+"""Choose folders of this user for code that torch compiled earlier.
 
-torch's default, torchinductor_USER in the folder for temporary files, belongs to whoever makes it first, and what lies there runs.
-Extensions, of which Megatron has one, are kept below the home, which not every user of a cluster can write.
+torch runs what is in its default, torchinductor_USER in the folder for temporary files, which belongs to
+whoever creates it first. Extensions, of which Megatron has one, are kept below the home, which may not be
+writable on a cluster.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from mrl.files import is_own_folder
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
-"""1 by default. torch keeps these headers in its default folder whatever `VARIABLE` says."""
+"""Variable, 1 by default, for headers that torch keeps in its default folder whatever `VARIABLE` says."""
 EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 _PREFIX = "torchinductor_"
 
 
 def use_own_compile_cache() -> None:
-    """Make this process and those it starts take compiled code from folders of this user's.
+    """Make this process and its children take compiled code from this user's folders.
 
-    That of the compiler is torch's default, or one below ~/.cache if another user has the default. That of
-    extensions is torch's default too, or lies in the compiler's if the home cannot be written. A folder that
-    the user named stays.
+    The compiler's is torch's default, or one below ~/.cache if another user owns the default. Extensions use
+    torch's default too, or a folder in the compiler's if the home is not writable. A folder that the user set
+    stays.
 
     Raises:
-        ConfigError: if both folders of the compiler are another user's.
+        ConfigError: If both folders of the compiler belong to another user.
     """
     _use_own_inductor_folder()
     if EXTENSIONS not in os.environ and not _can_be_made(_home_cache() / "torch_extensions"):
@@ -60,7 +61,7 @@ def _use_own_inductor_folder() -> None:
             break
     else:
         raise ConfigError(
-            f"torch runs code from {first}, which is another user's, and {second} cannot be made; "
+            f"torch runs code from {first}, which belongs to another user, and {second} cannot be created; "
             f"set {VARIABLE} to a folder of yours"
         )
     os.environ[VARIABLE] = str(folder)

@@ -1,56 +1,56 @@
-"""The errors users meet. Each message says what happened, with which values, where, and what to do.
+"""Errors for users. Each message says what is wrong, with values and place, why, and what to do.
 
-All are picklable with their arguments, so that they cross process boundaries unchanged.
+All can be pickled with their arguments, so that they cross process boundaries unchanged.
 """
 
 
 class MrlError(Exception):
-    """Base of every error the project raises on purpose."""
+    """Base of every error that the project raises on purpose."""
 
 
 class ConfigError(MrlError, ValueError):
-    """A configuration value or combination that cannot work; found before engines start."""
+    """Configuration value or combination that cannot work; found before engines start."""
 
 
 class DataError(MrlError, ValueError):
-    """A data row or file that cannot be used; names file and line."""
+    """Unusable data row or file; names file and line."""
 
 
 class RewardError(MrlError, RuntimeError):
-    """A verifier broke its contract (wrong count, NaN, failed start)."""
+    """Violation of a verifier's contract (wrong count, NaN, failed start)."""
 
 
 class NumericError(MrlError, RuntimeError):
-    """A NaN or an infinity where a number must be; names the value and the samples. Nothing was trained on it."""
+    """NaN or infinity in place of a number; names the value and the samples. Nothing was trained on it."""
 
 
 class RolloutError(MrlError, RuntimeError):
-    """The generation engine failed or was used in a state that does not allow the call."""
+    """Failure of the generation engine, or a call that its state does not allow."""
 
 
 class PeerLost(RolloutError):
-    """A rank of an engine could not go on because another one of the same engine was late or gone."""
+    """Failure of an engine rank because another one of the same engine was late or gone."""
 
 
 class RoutingError(MrlError, RuntimeError):
-    """Choices of experts that a pass was to take are not there, or were not taken once each; names the sample or router."""
+    """Routes to replay that are missing, or not used exactly once each; names the sample or router."""
 
 
 class PoolError(MrlError, RuntimeError):
-    """The pool of samples was used against its rules, or could not keep a group; names the group."""
+    """Misuse of the rollout buffer, or a group that it could not store; names the group."""
 
 
 class WeightSyncError(MrlError, RuntimeError):
-    """A weight sync failed; the receiving engine serves nothing until a full resend commits."""
+    """Failed weight sync; the receiving engine serves nothing until a full resend commits."""
 
 
 class CheckpointError(MrlError, RuntimeError):
-    """A checkpoint could not be written or is not acceptable for loading; names file and reason."""
+    """Checkpoint that cannot be written or loaded; names file and reason."""
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint's files are not those that its manifest lists; the one before it may do."""
+    """Checkpoint whose files differ from its manifest; the previous one may load."""
 
 
 class WorkerLost(MrlError, RuntimeError):
-    """A worker process died or stopped answering; names its rank and the phase."""
+    """Worker process that died or stopped responding; names its rank and the phase."""

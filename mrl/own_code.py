@@ -1,6 +1,7 @@
-"""Code of the user's own (rewards, environments, losses), found by name; and that it is not taken for anybody else's.
+"""Import the user's own code (rewards, environments, losses) by name, and keep it apart from libraries.
 
-The working folder comes last where modules are looked for: a file `token.py` there is not Python's module of that name.
+The working folder comes last in the module search path: a file `token.py` there does not replace Python's
+module.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ _NOT_THE_USERS = tuple(
 
 
 def place_of(error: BaseException) -> str:
-    """Return " at FILE:LINE" of the innermost line of the user's own code that an error passed, not a library's that it called; of the
-    innermost line of all if there is none of the user's."""
+    """Return " at FILE:LINE" of the innermost user code, else of any code, in an error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_the_users(frame.filename)]
-    return f" at {(own or frames)[-1].filename}:{(own or frames)[-1].lineno}" if frames else ""
+    user_frames = [frame for frame in frames if _is_the_users(frame.filename)]
+    return (
+        f" at {(user_frames or frames)[-1].filename}:{(user_frames or frames)[-1].lineno}" if frames else ""
+    )
 
 
 def _is_the_users(file: str) -> bool:
@@ -45,20 +47,23 @@ def _is_the_users(file: str) -> bool:
 
 def search_path() -> list[str]:
     """Return this process's `sys.path` with the working folder at its end."""
-    own = os.getcwd()
-    return [*(entry for entry in sys.path if entry not in ("", own)), own]
+    working_folder = os.getcwd()
+    return [*(entry for entry in sys.path if entry not in ("", working_folder)), working_folder]
 
 
 def child_path() -> dict[str, str]:
-    """Return the variable with which `python -P` finds what this process does, and the working folder's modules last."""
+    """Return the variable that gives `python -P` this process's module search path, working folder last."""
     return {"PYTHONPATH": os.pathsep.join(search_path())}
 
 
 def find_callable(
     path: str, *, setting: str, what: Literal["function", "class"]
 ) -> tuple[ModuleType, Callable[..., Any]]:
-    """The module and what it calls `name`, of `package.module:name` or `file.py:name`. ConfigError naming the setting and what is
-    not there, or what the module raised while it was read."""
+    """Return (module, callable) of `package.module:name` or `file.py:name`.
+
+    Raises:
+        ConfigError: Names the setting and what is missing, or what the module raised on import.
+    """
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     place, _, name = path.rpartition(":")
@@ -67,16 +72,16 @@ def find_callable(
         module = _load_file(place, setting) if place.endswith(".py") else importlib.import_module(place)
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the user's module raises while it is read
+    except (Exception, SystemExit) as error:  # whatever the user's module raises on import
         raise ConfigError(
             f"{where}: {place or 'nothing'} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    target = getattr(module, name, None)
+    if not callable(target):
         is_one = inspect.isclass if what == "class" else inspect.isfunction
         offered = sorted(n for n, v in vars(module).items() if is_one(v) and not n.startswith("_"))
         raise ConfigError(f"{where}: {place} has no {what} {name!r}; it has {offered}")
-    return module, found
+    return module, target
 
 
 def _load_file(place: str, setting: str) -> ModuleType:

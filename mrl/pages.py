@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: `python -m mrl.pages FOLDER` (`make docs`: docs/, for the site)."""
+"""Write the pages generated from the code: `python -m mrl.pages FOLDER` (`make docs`: docs/)."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ PAGES = {"settings.md": describe.page, "metrics.md": metric_names.metrics_page}
 
 
 def write_pages(folder: Path) -> None:
-    """Write every page into a folder, which is made if it does not exist."""
+    """Write every page into a folder, which is created if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         (folder / name).write_text(page(), encoding="utf-8")

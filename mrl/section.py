@@ -1,4 +1,4 @@
-"""The base of every configuration section, and the check of names that users write."""
+"""Base class of every configuration section, and the check of names that users write."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 
 class Section(BaseModel):
-    """A group of settings, strict and frozen: an unknown key is an error. Every field has a sentence, which
-    `mrl settings` shows."""
+    """Group of settings, strict and frozen: unknown keys are errors. Every field has a sentence for users."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
     )
 
     def faults(self) -> Iterator[str]:
-        """Yield a sentence for each way in which the settings, each right by itself, do not go together."""
+        """Yield a sentence for each combination of settings that is invalid although each one is valid."""
         yield from ()
 
     @model_validator(mode="after")
@@ -29,7 +28,7 @@ class Section(BaseModel):
 
 
 def named(what: str, choices: Any) -> Callable[[Any], Any]:
-    """A validator whose error lists the names (a Literal's, or a tuple of them), the nearest to the given one first."""
+    """Return a validator whose error lists the valid names (a Literal's, or a tuple), the closest first."""
     names = [str(name) for name in get_args(choices) or choices]
 
     def check(value: Any) -> Any:
@@ -43,8 +42,7 @@ def named(what: str, choices: Any) -> Callable[[Any], Any]:
 
 
 def chosen(what: str, key: str, literal: Any, *, default: str) -> BeforeValidator:
-    """For a union of sections told apart by `key`: the default where the key is absent, an error of `named`
-    for an unknown one."""
+    """Return a validator for a union of sections told apart by `key`: fills it in, refuses unknown ones."""
     check = named(what, literal)
 
     def choose(value: Any) -> Any:

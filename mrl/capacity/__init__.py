@@ -1,1 +1,1 @@
-"""`mrl plan`: whether a configuration fits its hardware, and what a step costs, without any device."""
+"""`mrl plan`: check that a configuration fits its hardware, and estimate a step's cost, without devices."""

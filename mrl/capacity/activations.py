@@ -1,11 +1,11 @@
-"""Activations of one trainer rank: what the backward pass keeps, and of how many microbatches.
+"""Estimate the activations of one trainer rank: what the backward pass keeps, and for how many micro-batches.
 
 Counted from the autograd graph of the layers in models/ (RMSNorm, fused QKV, rotary embedding, attention per
 segment, top-k router, SwiGLU experts): the tensors that operations save, each storage once; a test compares
-with real runs. Experts are taken as evenly loaded. On CUDA torch's RMSNorm is one kernel and keeps its input
-alone; on CPU it is composed and keeps two arrays, in float32. Transformer Engine's attention on CUDA passes
-keys and values around the context-parallel ranks; our own on CPU gathers and keeps them. With its layers SwiGLU
-is one kernel that keeps its input alone (megatron.core.fusions.fused_bias_swiglu).
+with real runs. Experts are assumed evenly loaded. On CUDA torch's RMSNorm is one kernel and keeps only its
+input; on CPU it keeps two float32 arrays. Transformer Engine's attention on CUDA passes keys and values
+around the context-parallel ranks; ours on CPU gathers and keeps them. With its layers SwiGLU is one kernel
+that keeps only its input (megatron.core.fusions.fused_bias_swiglu).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from mrl.models.layout import Layout, chunk_layers, padded_vocab
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
 RECOMPUTED = ("core", "mlp", "moe")
-"""The parts of a layer that training.recompute = selective computes again and does not keep."""
+"""Parts of a layer that training.recompute = selective recomputes instead of keeping."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Activations:
-    """Bytes on one rank of one stage."""
+    """Activation bytes on one rank of one stage."""
 
     kept: int
-    """Saved for the backward pass at the schedule's peak."""
+    """Bytes saved for the backward pass at the schedule's peak."""
     working: int
-    """Alive for a moment on top: one recomputed layer, and the output layer's logits and gradient sum."""
+    """Temporary bytes on top: one recomputed layer, and the output layer's logits and gradient sum."""
     microbatches_in_flight: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counter:
-    """Bytes per part of a layer, for one microbatch of `tokens` tokens on one rank."""
+    """Counter of the bytes of each layer part, for one micro-batch of `tokens` tokens on one rank."""
 
     facts: Facts
     layout: Layout
@@ -45,7 +45,7 @@ class Counter:
     fused: bool
     """RMSNorm is one kernel, and keys and values stay split over context-parallel ranks (CUDA)."""
     fused_swiglu: bool = False
-    """SwiGLU is one kernel, the routing weight in it (Transformer Engine's layers)."""
+    """SwiGLU is one kernel that includes the routing weight (Transformer Engine's layers)."""
 
     @property
     def local(self) -> int:
@@ -54,23 +54,23 @@ class Counter:
 
     @property
     def split(self) -> int:
-        """Tokens of this rank where the sequence is split over tp."""
+        """Tokens of this rank if the sequence is split over tp."""
         return self.local // self.layout.tp
 
     @property
     def key_rows(self) -> int:
-        """Tokens of which the attention keeps keys and values of this rank's heads."""
+        """Tokens whose keys and values the attention keeps for this rank's heads."""
         return self.split if self.fused else self.tokens // self.layout.tp
 
     def norm(self, rows: int, width: int) -> int:
-        """Bytes that one RMSNorm keeps; its output is kept by what comes after."""
+        """Return the bytes that one RMSNorm keeps; its output counts for the next operation."""
         inverse = 4 * rows
         if self.fused:
             return rows * width * self.element + inverse
         return 2 * rows * width * 4 + inverse
 
     def layer(self, number: int) -> dict[str, int]:
-        """Bytes kept without recompute, by part; core_inputs are kept in place of core where that is computed again."""
+        """Return the bytes kept without recompute, by part; core_inputs replace core if it is recomputed."""
         hidden = self.split * self.facts.hidden
         attention, core, inputs = self._attention(number)
         parts = {
@@ -83,17 +83,17 @@ class Counter:
         return parts | (self._experts() if is_moe else self._mlp())
 
     def _attention(self, number: int) -> tuple[int, int, int]:
-        """Bytes (around the core of the attention, inside it, its inputs) of a layer."""
+        """Return the bytes (around the attention core, inside it, its inputs) of a layer."""
         if self.facts.family.is_delta_net(self.facts.hf, number):
             return self._delta_net()
         return self._latent() if self.facts.latent_attention else self._grouped()
 
     def _delta_net(self) -> tuple[int, int, int]:
-        """What _grouped() says, of a gated delta net, whose core begins before its convolution.
+        """Return the same bytes for a gated delta net, whose core begins before its convolution.
 
-        flash-linear-attention's kernels keep the convolution's input and output, queries and keys of every value
-        head, gates and output before and after the norm, and a triangle of 64 for each token and head; in
-        torch all of it is in float32, and four triangles and six arrays of a head's width more are kept.
+        flash-linear-attention's kernels keep the convolution's input and output, queries and keys of every
+        value head, gates and output before and after the norm, and a triangle of 64 per token and head. torch
+        keeps all of it in float32, plus four triangles and six arrays of a head's width.
         """
         net, rows = delta_net(self.facts.hf), self.local // self.layout.tp
         wide, chunk = net.value_heads * (net.key_width + net.value_width), net.value_heads * CHUNK
@@ -104,7 +104,7 @@ class Counter:
         return rows * net.values * self.element, core, projected
 
     def _grouped(self) -> tuple[int, int, int]:
-        """Bytes (around the core, inside it, its inputs before rotation) of grouped-query attention."""
+        """Return the bytes (around the core, inside it, its unrotated inputs) of grouped-query attention."""
         facts, rows = self.facts, self.local // self.layout.tp
         width = head_dim(facts.hf)
         queries, keys = facts.num_heads * width, facts.kv_heads * width
@@ -123,7 +123,7 @@ class Counter:
         return around, core, inputs if self.fused or self.element == 4 else inputs + fused_qkv
 
     def _latent(self) -> tuple[int, int, int]:
-        """What _grouped() says, of multi-head latent attention."""
+        """Return the same bytes for multi-head latent attention."""
         hf, rows = self.facts.hf, self.local // self.layout.tp
         heads, nope, rope = self.facts.num_heads, hf["qk_nope_head_dim"], hf["qk_rope_head_dim"]
         value, down = hf["v_head_dim"], (hf.get("q_lora_rank") or 0) + hf["kv_lora_rank"]
@@ -135,15 +135,14 @@ class Counter:
         return around, core, rows * heads * (2 * nope + rope + value) * self.element
 
     def _mlp(self) -> dict[str, int]:
-        """SwiGLU of inner width f keeps both halves 2f, gate's activation and input 2f, and the product f; as one
-        kernel both halves and the product."""
+        """Return the bytes of SwiGLU of inner width f: halves 2f, activation and input 2f, product f (fused:
+        3f)."""
         inner = 3 if self.fused_swiglu else 5
         width = field(self.facts.hf, "intermediate_size")
         return {"mlp": self.local * inner * width // self.layout.tp * self.element}
 
     def _experts(self) -> dict[str, int]:
-        """What _mlp() says, of routed experts, whose product is there again after the routing weight, and of shared
-        ones."""
+        """Return the bytes of routed experts (product kept again after the weighting) and shared ones."""
         facts, layout = self.facts, self.layout
         visits, width = self.split * facts.top_k * layout.etp, facts.expert_inner // layout.etp
         # Scores and map of the router; indices and weights of the visits.
@@ -155,7 +154,7 @@ class Counter:
         return {"moe": router + (routed + self.local * shared // layout.tp + gated) * self.element}
 
     def final(self) -> int:
-        """Bytes that the final norm keeps, and of the hidden states gathered for the output layer."""
+        """Return the bytes kept by the final norm and the hidden states gathered for the output layer."""
         return self.norm(self.split, self.facts.hidden) + self.local * self.facts.hidden * self.element
 
 
@@ -169,18 +168,18 @@ def activations(
     num_microbatches: int,
     fused: bool = True,
 ) -> Activations:
-    """The activations of a stage for microbatches of `tokens` tokens."""
+    """Return the activations of a stage for micro-batches of `tokens` tokens."""
     fused_swiglu = fused and training.spec != "local" and not facts.family.own_attention
     count = Counter(facts, layout, DTYPE_BYTES[training.dtype], tokens, fused, fused_swiglu)
     numbers = [n for chunk in chunk_layers(facts.num_layers, layout, stage) for n in chunk]
     parts = [count.layer(number) for number in numbers]
-    whole = [sum(part.values()) - part["core_inputs"] for part in parts]
+    layer_sizes = [sum(part.values()) - part["core_inputs"] for part in parts]
     if training.recompute == "full":
-        kept, working = len(parts) * count.split * facts.hidden * count.element, max(whole)
+        kept, working = len(parts) * count.split * facts.hidden * count.element, max(layer_sizes)
     elif training.recompute == "selective":
         kept, working = _selected(parts)
     else:
-        kept, working = sum(whole), 0
+        kept, working = sum(layer_sizes), 0
     flight = in_flight(layout, stage, num_microbatches)
     kept = int(kept * flight)
     if stage == layout.pp - 1:
@@ -190,13 +189,13 @@ def activations(
 
 
 def _selected(layers: list[dict[str, int]]) -> tuple[int, int]:
-    """(bytes that layers keep, bytes of the largest part that is computed again)."""
+    """Return (bytes that layers keep, bytes of the largest recomputed part)."""
     kept = sum(size for layer in layers for part, size in layer.items() if part not in RECOMPUTED)
     return kept, max(layer.get(part, 0) for layer in layers for part in RECOMPUTED)
 
 
 def in_flight(layout: Layout, stage: int, num_microbatches: int) -> float:
-    """How many microbatches (of all chunks of the rank) are alive at once under 1F1B or its interleaved form."""
+    """Return how many micro-batches (of all the rank's chunks) are alive at once under (interleaved) 1F1B."""
     if layout.pp == 1:
         return 1
     if layout.vpp == 1:
@@ -208,7 +207,7 @@ def in_flight(layout: Layout, stage: int, num_microbatches: int) -> float:
 def head_bytes(
     facts: Facts, training: TrainingSection, layout: Layout, tokens: int, *, backward: bool = True
 ) -> int:
-    """Bytes that log-probs take: two float32 chunks of logits, and in a backward pass two gradients more.
+    """Return the bytes of log-probs: two float32 chunks of logits, and in a backward pass two more gradients.
 
     Those are the float32 sum of the output layer's gradient and the gradient of the hidden states.
     """

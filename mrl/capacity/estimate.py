@@ -1,6 +1,6 @@
-"""Estimates the memory, the bytes over links and the time that a configuration takes on its hardware.
+"""Estimate the memory, link traffic and time of a configuration on its hardware.
 
-The order of the estimates is here, the formulas are in the files beside it. Nothing is started.
+This file combines the estimates; the formulas are in the other files of the folder. Nothing is started.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from mrl.resharding.planner.manifest import DTYPE_BYTES
 
 
 class Estimate:
-    """The capacity estimate of a configuration; each part is computed when it is first read."""
+    """Capacity estimate of a configuration; each part is computed on first access."""
 
     def __init__(self, config: Config, hardware: Hardware) -> None:
-        """Reads the model's config.json; ConfigError where the model is unknown."""
+        """Read the model's config.json; raise ConfigError if the model is unknown."""
         self.config, self.hardware = config.as_placed(), hardware
         self.facts = find_facts(config.model)
         self.layout = config.training.layout.sizes()
@@ -46,7 +46,7 @@ class Estimate:
 
     @cached_property
     def unmet(self) -> list[str]:
-        """Why `mrl train` would not start; the other parts can only be read where this is empty."""
+        """Reasons why `mrl train` would not start; the other parts are only valid if there are none."""
         gpus = self.hardware.gpus_per_node * self.on_gpus
         return [
             *requirements.unmet(self.config, self.facts.hf, self.nodes, gpus=self.on_gpus),
@@ -55,28 +55,28 @@ class Estimate:
 
     @cached_property
     def nodes(self) -> list[int]:
-        """The number of each slot's node."""
+        """Node number of each slot."""
         per_node = self.config.launch.slots_per_node or self.hardware.gpus_per_node
         return requirements.node_numbers(self.config.num_slots, per_node)
 
     @property
     def sleeps(self) -> bool:
-        """Whether the engine gives its memory back while the trainer runs."""
+        """True if the engine frees its memory while the trainer runs."""
         return self.config.rollout.enable_sleep_mode and self.on_gpus
 
     @property
     def offloads(self) -> bool:
-        """Whether the trainer gives its memory back while the engine serves."""
+        """True if the trainer frees its memory while the engine serves."""
         return self.config.training.offloads(gpus=self.on_gpus)
 
     @cached_property
     def microbatches(self) -> tuple[int, int]:
-        """The tokens of the largest microbatch, and how many an update has on a data-parallel rank."""
+        """Tokens of the largest micro-batch, and micro-batches per update and data-parallel rank."""
         return microbatches(self.config, self.work)
 
     @cached_property
     def stages(self) -> list[RankMemory]:
-        """The memory of a trainer rank of each pipeline stage during an update."""
+        """Memory of a trainer rank of each pipeline stage during an update."""
         training, (tokens, count) = self.config.training, self.microbatches
         policy, critic = stage_memory(self.facts, training), self._critic()
         kept = [
@@ -94,7 +94,7 @@ class Estimate:
         return [RankMemory(*parts) for parts in zip(policy, critic, kept, strict=True)]
 
     def _critic(self) -> list[StageMemory]:
-        """The critic's stages, zeros without one; it needs no activations beside the policy's."""
+        """Return the critic's stages, zeros without one; it needs no activations besides the policy's."""
         if self.config.critic is None:
             return [StageMemory(0, 0, 0, 0, 0, 0)] * self.layout.pp
         training = self.config.training.model_copy(update={"optimizer": self.config.critic.optimizer})
@@ -102,17 +102,17 @@ class Estimate:
 
     @cached_property
     def fullest_stage(self) -> int:
-        """The stage whose update needs most."""
+        """Stage whose update needs most memory."""
         return max(range(len(self.stages)), key=lambda stage: self.stages[stage].total)
 
     @cached_property
     def engine(self) -> EngineMemory:
-        """The memory of one engine rank."""
+        """Memory of one engine rank."""
         return engine_memory(self.facts, self.config.rollout, self.hardware)
 
     @cached_property
     def slot(self) -> SlotMemory:
-        """The memory of the fullest trainer rank and of the engine rank on the same slot."""
+        """Memory of the fullest trainer rank and of the engine rank on the same slot."""
         facts, rollout, rank = self.facts, self.config.rollout, self.stages[self.fullest_stage]
         expert = facts.parameters_routed // max(1, facts.num_layers) // rollout.ranks
         table = facts.vocab * facts.hidden // rollout.tp
@@ -136,14 +136,14 @@ class Estimate:
 
     @cached_property
     def timeline(self) -> list[Event]:
-        """The slot's memory after every event of a step; of both pools' where engines have slots of their own."""
+        """Slot memory after every event of a step; of both resource pools if engines have their own slots."""
         if self.config.launch.engine_slots:
             return timeline_of_pools(self.slot, self.hardware)
         return timeline(self.slot, self.hardware, sleeps=self.sleeps, offloads=self.offloads)
 
     @cached_property
     def host(self) -> list[Event]:
-        """The memory of one node's host, the driver's, at the moments that need most."""
+        """Host memory of one node, the driver's, at the moments of highest use."""
         slot, ranks = self.slot, min(self.hardware.gpus_per_node, self.layout.world_size)
         exports = self.config.export.every_steps > 0
         return host_moments(
@@ -160,7 +160,7 @@ class Estimate:
 
     @property
     def object_store_bytes(self) -> int:
-        """What a step has in Ray's object store of one node."""
+        """Bytes of a step in Ray's object store of one node."""
         slots = self.hardware.gpus_per_node
         return object_store_bytes(self.config, self.facts, self.work, slots_per_node=slots)
 
@@ -181,12 +181,12 @@ class Estimate:
 
     @cached_property
     def waits(self) -> list[Wait]:
-        """The waits that have a deadline."""
+        """Waits that have a deadline."""
         return list(waits(self.config, self.work, self.seconds, self.saving, self.exporting))
 
     @cached_property
     def traffic(self) -> Traffic:
-        """The bytes that one weight sync moves over each kind of link."""
+        """Bytes that one weight sync moves over each kind of link."""
         return traffic(
             self.facts,
             self.config.rollout,
@@ -202,7 +202,7 @@ class Estimate:
 
     @cached_property
     def training_time(self) -> TrainingTime:
-        """The seconds of the trainer's phases."""
+        """Seconds of the trainer's phases."""
         replicas = self.layout.dp * self.layout.cp
         trained = self.stages[self.fullest_stage].policy.trained
         sent = (
@@ -221,18 +221,18 @@ class Estimate:
 
     @property
     def resting_bytes(self) -> int:
-        """Optimizer state of the fullest rank in the host's memory, of policy and critic."""
+        """Off-loaded optimizer state of the fullest rank in host memory, of policy and critic."""
         rank = self.stages[self.fullest_stage]
         return rank.policy.resting + rank.critic.resting
 
     @property
     def sync_seconds(self) -> float:
-        """The time of one weight sync at the share of a link's bandwidth that is assumed."""
+        """Seconds of one weight sync at the assumed share of a link's bandwidth."""
         return max(self.traffic.bound_seconds(self.hardware).values()) / self.hardware.link_efficiency
 
     @property
     def offload_seconds(self) -> float:
-        """The time in which weights, optimizer state and critic go to the host's memory and come back."""
+        """Seconds in which weights, optimizer state and critic move to host memory and back."""
         if not self.offloads:
             return 0.0
         moved = self.slot.weights + self.slot.optimizer + self.slot.critic
@@ -240,7 +240,7 @@ class Estimate:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The time of each phase of a step."""
+        """Seconds of each phase of a step."""
         return {
             "generate": self.generation.seconds,
             "log_probs": self.training_time.log_probs,

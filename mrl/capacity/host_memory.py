@@ -1,8 +1,9 @@
-"""The memory of one node's host over a step: what its trainers keep there, and what saving takes beside it.
+"""Estimate the host memory of one node over a step: what its trainers keep there, and what saving needs in
+addition.
 
-What a trainer off-loads has its place in host memory for the whole run (page-locked buffers are made once), and
-so have the reference policy and the teachers. What a step moves between processes lies in the node's object store, and
-what a stream keeps until its step in the driver's memory.
+Off-loaded trainer state occupies host memory for the whole run (page-locked buffers are allocated once), as
+do the reference policy and the teachers. Data that a step moves between processes is in the node's object
+store; groups that a stream keeps until their step are in the driver's memory.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from mrl.models.facts import Facts
 from mrl.pool.room import most_bytes
 
 TOKEN_BYTES = 4 + 1 + 8 * 4
-"""Of a batch that is dealt out: tokens, the mask, and at most eight arrays of samples.TrainBatch."""
+"""Bytes per token of a distributed batch: tokens, mask, and at most eight arrays of samples.TrainBatch."""
 RESULT_BYTES = 3 * 4
-"""Of what a pass returns: log-probs, entropies, router margins."""
+"""Bytes per token that a pass returns: log-probs, entropies, router margins."""
 
 
 def object_store_bytes(config: Config, facts: Facts, work: Work, *, slots_per_node: int) -> int:
-    """The most that one step of mean samples has in Ray's object store of the driver's node: a batch and what passes return
-    of it; with routing.replay = engine the routes of the node's engines, and those that its trainer ranks fetch."""
+    """Return the most bytes that one step of mean samples has in Ray's object store of the driver's node.
+
+    That is a batch and the results of its passes; with routing.replay = engine also the routes of the node's
+    engines, and those that its trainer ranks fetch.
+    """
     layout, batch = config.training.layout.sizes(), work.tokens * (TOKEN_BYTES + RESULT_BYTES)
     if config.routing.replay != "engine":
         return int(batch)
@@ -33,13 +37,13 @@ def object_store_bytes(config: Config, facts: Facts, work: Work, *, slots_per_no
 
 
 def pool_bytes(config: Config) -> int:
-    """The most that judged groups take of the driver's memory until their step."""
+    """Return the most bytes of judged groups in the driver's memory until their step."""
     return most_bytes(config) if config.loop.schedule == "stream" else 0
 
 
 def num_earlier_weights(config: Config) -> int:
-    """How many other weights the host has: the reference's, and those that adapters change, which are the reference's too
-    unless that is of another folder."""
+    """Return how many other weights the host keeps: the reference's, and those under adapters, which also
+    serve as the reference unless that is another folder."""
     has_adapters = config.training.lora is not None
     if has_adapters and config.model.reference_path is None:
         return 1
@@ -57,10 +61,11 @@ def host_moments(
     saving: int,
     export: int,
 ) -> list[Event]:
-    """The moments that need most, in bytes of one node, the driver's.
+    """Return the moments of highest use, in bytes of the driver's node.
 
-    `saving`: what a checkpoint takes beside the rest, 0 where none is saved; `export`: of the process that makes a
-    folder of the last one while the run goes on, 0 without.
+    Args:
+        saving: Additional bytes of a checkpoint, 0 if none is saved.
+        export: Bytes of the process that exports the last one during the run, 0 without.
     """
     kept = {"off-loaded": offloaded, "reference": reference, "teachers": teachers, "export": export}
     kept |= {"object store": store, "pool": pool}

@@ -1,4 +1,4 @@
-"""What the servers of reward.engines take of the GPUs that are slots too."""
+"""Estimate the memory that servers of reward.engines take on GPUs that are also slots."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from mrl.rewards.judges.judge_rules import EngineSection
 
 
 def judge_bytes(engines: Mapping[str, EngineSection], hardware: Hardware) -> int:
-    """Bytes on the GPU that has most: a rank's share of the weights, its cache, and a vLLM process. ConfigError where a folder has no
-    weights and its model is unknown."""
+    """Return the bytes on the fullest GPU: a rank's share of the weights, its cache, and a vLLM process;
+    raise ConfigError if a folder has no weights and its model is unknown."""
     of_gpu: Counter[int] = Counter()
     for engine in engines.values():
         if engine.shares_slots:
-            held = (
+            used = (
                 _weights(engine) // engine.tp + (engine.kv_cache_bytes or 0) + hardware.engine_process_bytes
             )
-            of_gpu.update(dict.fromkeys(engine.gpus, held))
+            of_gpu.update(dict.fromkeys(engine.gpus, used))
     return max(of_gpu.values(), default=0)
 
 
 def _weights(engine: EngineSection) -> int:
-    """As they lie in the folder where it computes in their type, else by the model's shape."""
+    """Return the size of the folder's files if it is served in their type, else by the model's shape."""
     files = list(Path(engine.model).glob("*.safetensors"))
     if files and engine.dtype == "auto":
         return sum(file.stat().st_size for file in files)

@@ -1,11 +1,10 @@
-"""The memory of one slot over a step: the trainer's and the engine's parts on the same GPU.
+"""Estimate the memory of one slot over a step: trainer and engine on the same GPU.
 
-The order is that of a step: the engine serves and falls asleep, all of the trainer comes back for log-probs
-and update, a checkpoint is saved, gradients, optimizer and critic leave, rollout weights wake, a weight sync
-fills them, trainer weights leave, the KV cache wakes. Both processes keep what is theirs alone throughout.
+In the order of a step: the engine serves and falls asleep, the trainer returns for log-probs and update, a
+checkpoint is saved, gradients, optimizer and critic leave, rollout weights wake, a weight sync fills them,
+trainer weights leave, the KV cache wakes. Both processes keep their own overhead throughout.
 
-On slots of their own both sides keep everything all the time: the fullest trainer slot's events, then the engine
-slot's.
+With separate slots both sides keep everything: the fullest trainer slot's events, then the engine slot's.
 """
 
 from __future__ import annotations
@@ -23,32 +22,32 @@ class SlotMemory:
     gradients: int
     optimizer: int
     critic: int
-    """Weights, gradients and optimizer state of PPO's value model; 0 without one."""
+    """Weights, gradients and optimizer state of PPO's critic; 0 without one."""
     activations: int
     working: int
     lessons: int
-    """What teachers leave for an update: hidden states and output layers."""
+    """Teacher targets of an update: hidden states and output layers."""
     log_prob_working: int
-    """What passes without gradient need, which keep no activations."""
+    """Bytes of passes without gradient, which keep no activations."""
     engine_weights: int
     engine_working: int
     kv_cache: int
     buckets: int
     staging: int
-    """The largest module that is materialised while its windows arrive."""
+    """Largest module that is materialised while its windows arrive."""
     judges: int = 0
-    """Of reward.engines that share slots, on the GPU that has most of them."""
+    """Bytes of reward.engines that share slots, on the fullest GPU."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """What a memory holds after one event of a step: a device here, a node's host in host_memory.py."""
+    """Use of a memory after one event of a step: a device here, a node's host in host_memory.py."""
 
     name: str
     parts: dict[str, int]
     """Bytes by part."""
     free: int
-    """Bytes left of the memory; negative where the parts do not fit."""
+    """Free bytes; negative if the parts do not fit."""
 
     @property
     def total(self) -> int:
@@ -57,9 +56,11 @@ class Event:
 
 
 def timeline(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: bool) -> list[Event]:
-    """All events of a step in order.
+    """Return all events of a step in order.
 
-    `sleeps`: the engine gives its memory back while the trainer runs; `offloads`: the trainer, while it serves.
+    Args:
+        sleeps: The engine frees its memory while the trainer runs.
+        offloads: The trainer frees its memory while the engine serves.
     """
     always = {
         "trainer process": hardware.trainer_process_bytes,
@@ -91,7 +92,7 @@ def timeline(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: 
 
 
 def timeline_of_pools(memory: SlotMemory, hardware: Hardware) -> list[Event]:
-    """The events of a slot of the trainer's, then those of an engine's; each has its own half of the buckets."""
+    """Return the events of a trainer slot, then of an engine slot; each has its half of the buckets."""
     buckets = {"buckets": memory.buckets // 2, "judges": memory.judges}
     trainer = {"trainer process": hardware.trainer_process_bytes, "trainer weights": memory.weights} | buckets
     trainer |= {"gradients": memory.gradients, "optimizer": memory.optimizer, "critic": memory.critic}

@@ -1,4 +1,4 @@
-"""Where a capacity estimate finds a model's facts: its published configuration. Reads no weights."""
+"""Find a model's facts for a capacity estimate, from its published configuration. Reads no weights."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from mrl.resharding.planner.quantised import quantises
 
 
 def row_elements(row: Row) -> int:
-    """Elements of an unsplit row, without padding."""
+    """Return the elements of an unsplit row, without padding."""
     return sum(s.rows for block in row.blocks for s in block) * math.prod(row.trailing)
 
 
 def row_bytes(row: Row, element: int, rollout: RolloutSection) -> int:
-    """Bytes of an unsplit row as engines take it; `element` is the size of an element that stays wide."""
+    """Return the bytes of an unsplit row in engines; `element` is the size of an unquantised element."""
     count = row_elements(row)
     if rollout.quantization == "none" or not quantises(row.blocks[0][0].tensor):
         return count * element
@@ -32,11 +32,11 @@ def row_bytes(row: Row, element: int, rollout: RolloutSection) -> int:
 
 
 def find_facts(model: ModelSection) -> Facts:
-    """Reads the model's config.json: in its folder, of `model.new`, or in configs/models; else ConfigError."""
-    own = Path(model.path) / "config.json"
+    """Read the model's config.json from its folder, `model.new` or configs/models; else raise ConfigError."""
+    config_json = Path(model.path) / "config.json"
     name = Path("models", Path(model.path).name, "config.json")
-    if own.is_file():
-        return _read(own, str(own))
+    if config_json.is_file():
+        return _read(config_json, str(config_json))
     if model.new is not None:
         made = hf_config(model.new, vocab_size=model.new.vocab_size, max_length=model.max_length)
         return Facts(language_model(made), "model.new (vocabulary at its largest)")
@@ -44,13 +44,13 @@ def find_facts(model: ModelSection) -> Facts:
         return _read(CONFIGS / name, f"configs/{name}")
     known = sorted(path.parent.name for path in (CONFIGS / "models").glob("*/config.json"))
     raise ConfigError(
-        f"model.path = {model.path} holds no config.json, and configs/models knows only {known}; "
-        "give a Hugging Face folder or put the published config.json there"
+        f"model.path = {model.path} has no config.json, and configs/models has only {known}; set a Hugging "
+        "Face folder or put the published config.json there"
     )
 
 
 def critic_facts(config: Config, policy: Facts) -> Facts:
-    """The facts of the critic's model: the policy's unless it begins from another folder."""
+    """Return the facts of the critic's model: the policy's unless it starts from another folder."""
     if config.critic is None or not config.critic.path:
         return policy
     return find_facts(ModelSection(path=config.critic.path, max_length=config.model.max_length))
@@ -60,4 +60,4 @@ def _read(path: Path, origin: str) -> Facts:
     try:
         return Facts(language_model(json.loads(path.read_text(encoding="utf-8"))), origin)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not readable JSON: {error}") from error
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error

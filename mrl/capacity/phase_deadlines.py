@@ -1,4 +1,4 @@
-"""The waits of a run that have a deadline: what each is estimated to take, and the setting that bounds it."""
+"""Estimate the waits of a run that have a deadline, with the setting that limits each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mrl.config.root import Config
 from mrl.config.sections.shaping import MOST_PROMPTS
 
 NEAR = 0.5
-"""Share of its deadline above which a wait is called near it: the times are estimates."""
+"""Share of its deadline above which a wait is called close to it, because the times are estimates."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wait:
-    """One wait with a deadline of its own."""
+    """One wait with its own deadline."""
 
     name: str
     seconds: float
@@ -25,17 +25,17 @@ class Wait:
 
     @property
     def share(self) -> float:
-        """Of its deadline; above 1 the run ends there."""
+        """Share of its deadline; above 1 the run ends there."""
         return self.seconds / self.deadline
 
 
 def waits(
     config: Config, work: Work, seconds: Mapping[str, float], saving: Saving, exporting: Exporting
 ) -> Iterator[Wait]:
-    """Every wait of a step, in its order; `seconds` are the step's phases.
+    """Yield every wait of a step in order; `seconds` are the step's phases.
 
     Each round of dynamic sampling, each pass and each update has the phase's deadline for itself
-    (mrl/loops/collect.py, launch/workers/actor_group.py): rounds lengthen a step and no wait.
+    (mrl/loops/collect.py, launch/workers/actor_group.py): rounds lengthen a step but no wait.
     """
     phase, name = config.loop.phase_deadline_seconds, "loop.phase_deadline_seconds"
     yield Wait("one round of generate", seconds["generate"], phase, name)
@@ -55,7 +55,7 @@ def waits(
 
 
 def most_rounds(config: Config) -> int:
-    """Rounds of generation that one step takes at most."""
+    """Return the most rounds of generation in one step."""
     section = config.algorithm.filter
     if section is None:
         return 1

@@ -1,4 +1,4 @@
-"""A capacity estimate as a table for people. Sizes are in gigabytes of 1e9 bytes."""
+"""Show a capacity estimate as tables. Sizes are in gigabytes of 1e9 bytes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ GB = 1e9
 
 
 def capacity_report(config: Config, hardware: Hardware) -> CapacityReport:
-    """Says whether `config` fits `hardware` and what a step costs. ConfigError where the model is unknown.
+    """Check whether `config` fits `hardware` and estimate a step's cost; raise ConfigError if the model is
+    unknown.
 
-    What `mrl train` would refuse gives a report of its errors alone.
+    If `mrl train` would refuse the configuration, the report contains only its errors.
     """
     estimate = Estimate(config, hardware)
     if estimate.unmet:
@@ -28,23 +29,23 @@ def capacity_report(config: Config, hardware: Hardware) -> CapacityReport:
 
 @dataclasses.dataclass(frozen=True)
 class CapacityReport:
-    """A capacity estimate to be shown."""
+    """Capacity estimate to be printed."""
 
     estimate: Estimate
     advice: Advice
 
     @property
     def fits(self) -> bool:
-        """Whether nothing was found that prevents a run."""
+        """True if nothing prevents a run."""
         return not self.advice.errors
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that the slots take."""
+        """Number of nodes that the slots take."""
         return -(-self.estimate.config.num_slots // self.estimate.hardware.gpus_per_node)
 
     def table(self) -> str:
-        """Sections of text, one per part of the estimate."""
+        """Return sections of text, one per part of the estimate."""
         lines, estimate = self._head(), self.estimate
         if not estimate.unmet:
             for section in (
@@ -57,9 +58,9 @@ class CapacityReport:
                 self._step(),
             ):
                 lines += ["", *section]
-        for kind, said in dataclasses.asdict(self.advice).items():
-            if said:
-                lines += ["", f"{kind}:", *(f"  - {line}" for line in said)]
+        for kind, lines_of_kind in dataclasses.asdict(self.advice).items():
+            if lines_of_kind:
+                lines += ["", f"{kind}:", *(f"  - {line}" for line in lines_of_kind)]
         verdict = "it fits" if self.fits else "it does NOT fit"
         return "\n".join([*lines, "", f"verdict: {verdict}"])
 
@@ -67,16 +68,16 @@ class CapacityReport:
         config, facts, layout = self.estimate.config, self.estimate.facts, self.estimate.layout
         rollout, own_slots = config.rollout, config.launch.engine_slots
         axes = " x ".join(f"{axis}{size}" for axis, size in dataclasses.asdict(layout).items() if size > 1)
-        experts = "dealt out" if rollout.expert_parallel else "cut by tp"
-        own = f" on {own_slots} slots of their own" if own_slots else ""
+        experts = "distributed" if rollout.expert_parallel else "split by tp"
+        engine_slots = f" on their own {own_slots} slots" if own_slots else ""
         ranks = f"dp{rollout.dp} x " * (rollout.dp > 1) + f"tp{rollout.tp}"
         weights = "" if rollout.quantization == "none" else f", weights in {rollout.quantization}"
         return [
-            f"model     {config.model.path}: {facts.parameters_total:,} parameters, {facts.parameters_active:,} active "
-            f"(from {facts.origin})",
+            f"model     {config.model.path}: {facts.parameters_total:,} parameters, "
+            f"{facts.parameters_active:,} active (from {facts.origin})",
             f"hardware  {self.num_nodes} nodes of {self.estimate.hardware.name}",
             f"training  {layout.world_size} ranks: {axes or 'one rank'}",
-            f"rollout   {config.num_engines} engines of {ranks}{own}, experts {experts}{weights}",
+            f"rollout   {config.num_engines} engines of {ranks}{engine_slots}, experts {experts}{weights}",
         ]
 
     def _training(self) -> list[str]:
@@ -93,12 +94,12 @@ class CapacityReport:
             }
             for rank in stages
         ]
-        names = [name for name in columns[0] if name != "critic" or any(each[name] for each in columns)]
+        names = [name for name in columns[0] if name != "critic" or any(column[name] for column in columns)]
         rows = [["training, GB per rank", *names]]
         for number, sizes in enumerate(columns):
             mark = " (fullest)" if number == self.estimate.fullest_stage else ""
             rows.append([f"stage {number}{mark}", *(_gb(sizes[name]) for name in names)])
-        return [*_columns(rows), f"microbatches: {count} per update, the largest {tokens} tokens"]
+        return [*_columns(rows), f"micro-batches: {count} per update, the largest {tokens} tokens"]
 
     def _rollout(self) -> list[str]:
         engine = self.estimate.engine
@@ -106,16 +107,16 @@ class CapacityReport:
         return [
             f"rollout, per rank: weights {_gb(engine.weights + engine.derived)} GB, "
             f"KV cache {_gb(max(0, engine.kv_cache))} GB = {engine.kv_cache_tokens:,} tokens "
-            f"({longest} sequences of the greatest length)"
+            f"({longest} sequences of maximum length)"
         ]
 
     def _files(self) -> list[str]:
         saved, exported = self.estimate.saving, self.estimate.exporting
         return [
-            f"a checkpoint: {_gb(saved.num_bytes)} GB, at most {_gb(saved.node_bytes)} GB of them by one node, "
-            f"{saved.seconds:.0f} s",
-            f"an export: {_gb(exported.num_bytes)} GB by one process with {_gb(exported.host_bytes)} GB of host memory, "
-            f"{exported.seconds:.0f} s",
+            f"a checkpoint: {_gb(saved.num_bytes)} GB, at most {_gb(saved.node_bytes)} GB of them from one "
+            f"node, {saved.seconds:.0f} s",
+            f"an export: {_gb(exported.num_bytes)} GB by one process with {_gb(exported.host_bytes)} GB of "
+            f"host memory, {exported.seconds:.0f} s",
         ]
 
     def _sync(self) -> list[str]:
@@ -144,9 +145,9 @@ class CapacityReport:
         longest = total + (rounds - 1) * seconds["generate"]
         return [
             f"step, estimated seconds: {total:.0f} = {phases}",
-            f"{tokens / 1e6:.1f} M tokens, {tokens / total / estimate.config.num_slots:.0f} tokens/s per slot, "
-            f"{estimate.generation.concurrent} sequences at once per engine, "
-            f"pipeline bubble {estimate.training_time.bubble:.0%}",
+            f"{tokens / 1e6:.1f} M tokens, {tokens / total / estimate.config.num_slots:.0f} tokens/s per "
+            f"slot, {estimate.generation.concurrent} sequences at once per engine, pipeline bubble "
+            f"{estimate.training_time.bubble:.0%}",
             f"with all of its {rounds} rounds of generation: {longest:.0f} s",
             "seconds of deadline: "
             + ", ".join(f"{w.name} {w.seconds:.0f} of {w.deadline:.0f}" for w in estimate.waits),
@@ -168,7 +169,7 @@ def _gb(size: float) -> str:
 
 
 def _columns(rows: list[list[str]]) -> list[str]:
-    """Pads the columns of rows, but for the last one."""
+    """Pad all columns of the rows but the last."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

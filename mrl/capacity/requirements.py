@@ -1,4 +1,4 @@
-"""What a run requires of its model, layout and nodes: one set of rules for `mrl train` and `mrl plan`.
+"""Check what a run requires of its model, layout and nodes: one set of rules for `mrl train` and `mrl plan`.
 
 Nothing is started, no weights are read.
 """
@@ -25,10 +25,12 @@ from mrl.rollout.part import Part, on_each_node
 def unmet(
     config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: bool, engines: bool = True
 ) -> list[str]:
-    """Says why a run of a model (its config.json as `hf`) cannot start on these slots; empty where it can.
+    """Return why a run of a model (its config.json as `hf`) cannot start on these slots; empty if it can.
 
-    `nodes`: the number of each slot's node, in rank order. `gpus`: whether the slots are GPUs. `engines`: whether the run has any;
-    `mrl tune` has none.
+    Args:
+        nodes: Node number of each slot, in rank order.
+        gpus: The slots are GPUs.
+        engines: The run has engines; `mrl tune` has none.
     """
     if untrainable := _errors_of(lambda: require_trainable(hf)):
         return untrainable
@@ -50,87 +52,88 @@ def unmet(
 
 
 def node_numbers(num_slots: int, slots_per_node: int) -> list[int]:
-    """The number of each slot's node where nodes are filled one after the other."""
+    """Return the node number of each slot if nodes are filled one after the other."""
     return [slot // slots_per_node for slot in range(num_slots)]
 
 
 def lengths(config: Config, hf: dict[str, Any]) -> list[str]:
-    """Names sequences that are longer than the model allows."""
+    """Return an error if sequences are longer than the model allows."""
     longest = config.model.max_length
-    if longest <= (known := max_positions(hf) or longest):
+    if longest <= (positions := max_positions(hf) or longest):
         return []
-    said = "factor x original_max_position_embeddings" if kind(hf) == "yarn" else "max_position_embeddings"
-    return [f"model.max_length = {longest} exceeds the model's {known} positions ({said})"]
+    limit = "factor x original_max_position_embeddings" if kind(hf) == "yarn" else "max_position_embeddings"
+    return [f"model.max_length = {longest} exceeds the model's {positions} positions ({limit}); lower it"]
 
 
 def prompts_and_responses(config: Config) -> list[str]:
-    """Names a longest prompt and response that are together longer than model.max_length."""
+    """Return an error if the longest prompt and response together exceed model.max_length."""
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
     if prompt + response <= config.model.max_length:
         return []
     return [
         f"data.max_prompt_tokens + rollout.max_response_tokens = {prompt} + {response} exceeds "
-        f"model.max_length = {config.model.max_length}"
+        f"model.max_length = {config.model.max_length}; raise it, or lower one of them"
     ]
 
 
 def layers(config: Config, hf: dict[str, Any]) -> list[str]:
-    """Says that Transformer Engine's layers do not compute the model's attention."""
+    """Return an error if Transformer Engine's layers do not support the model's attention."""
     if config.training.spec != "transformer_engine" or not family_of(hf).own_attention:
         return []
     return [
-        f"training.spec = transformer_engine: the attention of {hf['model_type']} is implemented in our own layers alone "
-        "(attention sinks); set local or auto"
+        "training.spec = transformer_engine: only our own layers implement the attention of "
+        f"{hf['model_type']} (attention sinks); set local or auto"
     ]
 
 
 def check_replay(config: Config, hf: dict[str, Any], *, gpus: bool) -> list[str]:
-    """Says so where there are no routes to replay, or where engines cannot tell them."""
-    wanted, deterministic = config.routing.replay, config.loop.deterministic
-    if wanted != "off" and not Facts(hf, "").num_experts:
-        return [f"routing.replay = {wanted}: the model has no experts to choose from; set it to off"]
-    if wanted != "engine" or not gpus:
+    """Return an error if there are no routes to replay, or engines cannot record them."""
+    replay, deterministic = config.routing.replay, config.loop.deterministic
+    if replay != "off" and not Facts(hf, "").num_experts:
+        return [f"routing.replay = {replay}: the model has no experts to choose from; set it to off"]
+    if replay != "engine" or not gpus:
         return []
     return _errors_of(lambda: engine_routes.require_prefix_cache(config.rollout, deterministic=deterministic))
 
 
 def messages(config: Config) -> list[str]:
-    """Says that NCCL cannot carry weights between two processes of one GPU: a communicator refuses a second rank on a device
-    ("Duplicate GPU detected", ncclInvalidUsage in NCCL's src/init.cc)."""
+    """Return an error if NCCL would have to connect two processes on one GPU, which it refuses ("Duplicate
+    GPU detected", ncclInvalidUsage in NCCL's src/init.cc)."""
     if config.launch.engine_slots or config.sync.transport != "distributed":
         return []
     return [
-        "sync.transport = distributed with engines on the trainer's GPUs: NCCL takes one process of a GPU into a group; set auto, which "
-        "goes through the GPU's own memory, or launch.engine_slots"
+        "sync.transport = distributed with engines on the trainer's GPUs: NCCL allows one process per GPU in "
+        "a group; set auto, which uses the GPU's own memory, or launch.engine_slots"
     ]
 
 
 def reward_engines(config: Config, *, gpus: int, joins: bool) -> list[str]:
-    """Says why the servers of reward.engines cannot have the GPUs that they name on the driver's machine, which has so many.
-    `joins`: the run's slots are of a Ray cluster that is there already."""
+    """Return why the servers of reward.engines cannot have their GPUs on the driver's machine, which has
+    `gpus`; `joins`: the run uses an existing Ray cluster."""
     engines = config.reward.engines
     used = [gpu for engine in engines.values() for gpu in engine.gpus]
     if bare := [name for name, engine in engines.items() if gpus and not engine.gpus]:
-        return [f"reward.engines.{bare[0]}.gpus names none; on a machine with GPUs a server has its own"]
+        return [f"reward.engines.{bare[0]}.gpus is empty; on a machine with GPUs, name the server's own"]
     if unknown := sorted({gpu for gpu in used if not 0 <= gpu < gpus}):
-        return [f"reward.engines names the GPUs {unknown}; this machine has {gpus}"]
+        return [f"reward.engines names the GPUs {unknown}, but this machine has {gpus}"]
     if len(set(used)) < len(used):
-        return [f"reward.engines names a GPU twice: {sorted(used)}"]
+        return [f"reward.engines names a GPU more than once: {sorted(used)}"]
     if used and joins:
         return [
-            "reward.engines with gpus on a Ray cluster that is there already: its GPUs are Ray's; start the server yourself and "
-            "give its path"
+            "reward.engines with gpus on an existing Ray cluster: its GPUs belong to Ray; start a server and "
+            "set its path"
         ]
-    own = sum(len(engine.gpus) for engine in engines.values() if not engine.shares_slots)
-    if own and config.num_slots > gpus - own:
+    reserved = sum(len(engine.gpus) for engine in engines.values() if not engine.shares_slots)
+    if reserved and config.num_slots > gpus - reserved:
         return [
-            f"the layout needs {config.num_slots} GPUs; beside those of reward.engines there are {gpus - own}"
+            f"the layout needs {config.num_slots} GPUs, but reward.engines leaves {gpus - reserved}; lower "
+            "one of them"
         ]
     return []
 
 
 def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
-    """Names parts of the model that training.layout or rollout.tp cannot split."""
+    """Return an error for each part of the model that training.layout or rollout.tp cannot split."""
     facts, layout, rollout = Facts(hf, ""), config.training.layout, config.rollout
     splits = [
         (facts.num_heads, layout.tp, "attention heads", "training.layout.tp"),
@@ -149,12 +152,12 @@ def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
             splits.append((inner, rollout.tp, "an expert's inner width", "rollout.tp"))
     dense = rollout.dp > 1 and not facts.num_experts
     lines = [
-        f"rollout.dp = {rollout.dp}: the model has no experts to deal out over the ranks of an engine; leave it 1, and more "
-        "engines run"
+        f"rollout.dp = {rollout.dp}: the model has no experts to distribute over an engine's ranks; leave it "
+        "1 and run more engines"
     ] * dense
     lines += [
-        f"{what} ({count}) do not divide into {name} = {parts}"
-        for count, parts, what, name in splits
+        f"{part} ({count}) are not divisible by {name} = {parts}"
+        for count, parts, part, name in splits
         if count % parts
     ]
     if not facts.latent_attention:
@@ -169,30 +172,30 @@ def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
 
 
 def engines_over_nodes(config: Config, nodes: Sequence[int]) -> list[str]:
-    """Names the first engine whose slots nodes share unequally: those of a dp rank must have equally many of its tp ranks, and the
-    dp ranks of an engine must lie on equally many nodes."""
+    """Return an error for the first engine that nodes share unequally: each dp rank needs equal shares of tp
+    ranks, and all dp ranks of an engine the same number of nodes."""
     rollout, slots = config.rollout, config.engine_slots
     after = f" and the {slots[0]} slots of the trainer before them" * bool(slots[0])
-    remedy = f"choose a rollout.tp that divides the slots of a node{after}, or that they divide"
+    remedy = f"choose a rollout.tp that divides the slots of a node{after}, or a multiple of them"
     shares = on_each_node(config, nodes)
     for number, share in enumerate(shares):
         part = Part.of(number, dp=rollout.dp)
         if len(set(share)) > 1:
-            own = sorted({nodes[slot] for slot in slots[number * rollout.tp :][: rollout.tp]})
+            own_nodes = sorted({nodes[slot] for slot in slots[number * rollout.tp :][: rollout.tp]})
             return [
-                f"rollout.tp = {rollout.tp}: {part.name} would have {' + '.join(map(str, share))} of its tp ranks on nodes {own}, "
-                f"which must share them equally; {remedy}"
+                f"rollout.tp = {rollout.tp}: {part.name} would have {' + '.join(map(str, share))} of its tp "
+                f"ranks on nodes {own_nodes}, which must share them equally; {remedy}"
             ]
         if len(share) != len(others := shares[number - part.dp_rank]):
             return [
-                f"rollout.tp = {rollout.tp}: {part.name} would lie on {len(share)} nodes and dp rank 0 on {len(others)}, which "
-                f"must be equally many; {remedy}"
+                f"rollout.tp = {rollout.tp}: {part.name} would be on {len(share)} nodes and dp rank 0 on "
+                f"{len(others)}, which must be equal; {remedy}"
             ]
     return []
 
 
 def cpu_engines(config: Config, hf: dict[str, Any]) -> list[str]:
-    """Says why vLLM's CPU kernels cannot serve the model in this layout."""
+    """Return why vLLM's CPU kernels cannot serve the model in this layout."""
     tp, expert_parallel, name = config.rollout.tp, config.rollout.expert_parallel, config.model.path
     return _errors_of(
         lambda: vllm_limits.check_cpu_shapes(hf, tp=tp, expert_parallel=expert_parallel, name=name)
@@ -200,7 +203,7 @@ def cpu_engines(config: Config, hf: dict[str, Any]) -> list[str]:
 
 
 def _names(config: Config, hf: dict[str, Any]) -> list[str]:
-    """What the family's name tables say against the layouts of trainer and engines."""
+    """Return the errors of the family's name tables for the layouts of trainer and engines."""
     return [
         *layout_errors(hf, config.training.layout.sizes(), lora=config.training.lora),
         *_errors_of(lambda: _an_engine_rank(config, hf)),
@@ -208,8 +211,8 @@ def _names(config: Config, hf: dict[str, Any]) -> list[str]:
 
 
 def layout_errors(hf: dict[str, Any], layout: Layout, *, lora: LoraSection | None) -> list[str]:
-    """What the family's name table, which has the last word on a trainer's layout, says of the parameters and adapters of
-    the first rank of each stage: the others of a stage have equal shares of the same tensors."""
+    """Return the errors of the family's name table, which decides on a trainer's layout, for the first rank
+    of each stage: the others have equal shares of the same tensors."""
     family = family_of(hf)
     stages = [place for place in layout.places() if place.tp == place.cp == place.dp == 0]
 
@@ -223,13 +226,13 @@ def layout_errors(hf: dict[str, Any], layout: Layout, *, lora: LoraSection | Non
 
 
 def _an_engine_rank(config: Config, hf: dict[str, Any]) -> None:
-    """Asks the family for the parameters of an engine's first rank: whether experts may be split is its matter."""
+    """Ask the family, which decides on split experts, for the parameters of an engine's first rank."""
     rollout = config.rollout
     family_of(hf).engine_tensors(hf, Shard(rollout.tp, 0, rollout.tp if rollout.expert_parallel else 1))
 
 
 def _errors_of(check: Callable[[], object]) -> list[str]:
-    """The message of a check that raises ConfigError; empty where it passes."""
+    """Return the message of a check that raises ConfigError; empty if it passes."""
     try:
         check()
     except ConfigError as error:

@@ -1,6 +1,7 @@
-"""Weights, KV cache and working memory of one engine rank; the weights by the table of vLLM's own tensors.
+"""Estimate weights, KV cache and working memory of one engine rank, the weights from the table of vLLM's
+tensors.
 
-A latent cache is one for all heads, so that every rank of tp holds the whole of it; a dp rank holds that of its own requests.
+A latent cache is shared by all heads, so every tp rank has all of it; a dp rank has that of its own requests.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ class EngineMemory:
     """Bytes of one engine rank."""
 
     weights: int
-    """What a weight sync fills."""
+    """Bytes that a weight sync fills."""
     derived: int
-    """Computed from the weights after loading (latent attention's absorbed projections)."""
+    """Bytes computed from the weights after loading (latent attention's absorbed projections)."""
     working: int
     kv_cache: int
-    """On a GPU what gpu_memory_utilization leaves, negative at times; on a CPU what is configured."""
+    """On GPUs, the rest of gpu_memory_utilization (may be negative); on CPU, as configured."""
     kv_bytes_per_token: int
     states: int = 0
-    """Of the KV cache, what the delta nets' states of max_num_seqs sequences take at most."""
+    """Part of the KV cache for the delta nets' states of max_num_seqs sequences, at most."""
 
     @property
     def kv_cache_tokens(self) -> int:
-        """Tokens that fit the KV cache beside the states."""
+        """Tokens that fit the KV cache besides the states."""
         return max(0, self.kv_cache - self.states) // self.kv_bytes_per_token
 
 
 def engine_memory(facts: Facts, rollout: RolloutSection, hardware: Hardware) -> EngineMemory:
-    """The memory of rank 0, which holds at least as much as any other."""
+    """Return the memory of rank 0, which needs at least as much as any other."""
     element, tp = DTYPE_BYTES[rollout.dtype], rollout.tp
     shard = Shard(tp, 0, ep=rollout.ep)
     wide = RankManifest.of(0, facts.family.engine_tensors(facts.hf, shard, dtype=rollout.dtype))
@@ -68,8 +69,7 @@ def _kv_bytes(facts: Facts, rollout: RolloutSection) -> int:
 
 
 def _state_bytes(facts: Facts, rollout: RolloutSection) -> int:
-    """A state of the rule (float32 at most) and the last inputs of the convolution, in each delta net for each
-    sequence."""
+    """Return the bytes of the delta nets' states (float32 at most) and last convolution inputs."""
     if not facts.delta_nets:
         return 0
     net = delta_net(facts.hf)
@@ -78,12 +78,12 @@ def _state_bytes(facts: Facts, rollout: RolloutSection) -> int:
 
 
 def _working_bytes(facts: Facts, rollout: RolloutSection) -> int:
-    """The activations of the largest batch of tokens, and two arrays of its sequences' logits. Experts see the tokens of all dp
-    ranks (vLLM's default exchange gathers them)."""
+    """Return the bytes of the largest batch's activations and two arrays of its sequences' logits. Experts
+    see the tokens of all dp ranks (vLLM's default exchange gathers them)."""
     inner = facts.expert_inner * facts.top_k
     of_experts = facts.top_k * facts.hidden + 3 * inner // rollout.tp
     if rollout.dp > 1:
-        of_experts += 2 * facts.hidden  # what was gathered, and the sums before they are scattered
+        of_experts += 2 * facts.hidden  # gathered tokens, and sums before the scatter
     per_token = 4 * facts.hidden + of_experts * rollout.dp
     logits = 2 * rollout.max_num_seqs * facts.vocab * 4
     return rollout.max_num_batched_tokens * per_token * DTYPE_BYTES[rollout.dtype] + logits

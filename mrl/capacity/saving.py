@@ -1,9 +1,9 @@
-"""Checkpoints and exports: their bytes, their time, and the host memory that a node needs while it saves.
+"""Estimate checkpoints and exports: bytes, time, and the host memory that a node needs to save.
 
-A checkpoint has the weights in training.dtype and the optimizer state in float32 (master weights, two moments).
-Each rank writes what it holds (mrl/training/checkpoint/shards.py): saved at once it needs the memory of one tensor,
-which is not counted here; saved beside training it copies its part first. Moments that are kept in bfloat16 are
-copied as float32 either way.
+A checkpoint has the weights in training.dtype and the optimizer state in float32 (master weights, two
+moments). Each rank writes its part (mrl/training/checkpoint/shards.py): saving at once needs the memory of
+one tensor, not counted here; saving beside training first copies the part. bfloat16 moments are copied as
+float32 either way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mrl.models.facts import Facts
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
 STATES = 3 * 4
-"""Bytes for each parameter of the optimizer state: a master weight and two moments in float32."""
+"""Bytes of optimizer state per parameter: a master weight and two moments in float32."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,35 +27,35 @@ class Saving:
     """One checkpoint."""
 
     num_bytes: int
-    """All of its files."""
+    """Bytes of all files."""
     node_bytes: int
-    """Files of the node that writes most, at most."""
+    """Most bytes of files written by one node."""
     host_bytes: int
-    """Host memory of that node beside what its trainers keep there anyway, at most."""
+    """Most additional host memory of that node, besides its trainers'."""
     seconds: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exporting:
-    """One Hugging Face folder, made of a checkpoint by one process without a GPU."""
+    """One Hugging Face folder, made from a checkpoint by one process without a GPU."""
 
     num_bytes: int
     host_bytes: int
-    """The largest of its files, and once more the largest tensor that the folder has turned (gpt-oss)."""
+    """Bytes of the largest file, and of the largest tensor that the folder transposes (gpt-oss)."""
     seconds: float
-    """As many bytes are read as written, one after the other."""
+    """Seconds to read and then write all bytes."""
 
 
 def saving(config: Config, hardware: Hardware, models: list[tuple[int, list[StageMemory]]]) -> Saving:
-    """The checkpoint of the trained models, each with its trained parameters and its stages: the policy (its adapters
-    where it has some), and PPO's critic."""
+    """Return the checkpoint of the trained models: the policy (its adapters, if any) and PPO's critic, each
+    with its parameter count and stages."""
     layout, element = config.training.layout.sizes(), DTYPE_BYTES[config.training.dtype]
-    held = sum(max(stage.trained for stage in stages) for _, stages in models)
+    trained = sum(max(stage.trained for stage in stages) for _, stages in models)
     ranks = min(hardware.gpus_per_node, layout.world_size)
     replicas = layout.edp if layout.ep > 1 else layout.dp * layout.cp
     num_bytes = sum(count for count, _ in models) * file_bytes(config)
-    states = held * STATES // replicas
-    node_bytes = min(num_bytes, ranks * (held * element + states))
+    states = trained * STATES // replicas
+    node_bytes = min(num_bytes, ranks * (trained * element + states))
     narrow = config.training.optimizer.moments_dtype != "float32"
     copied = node_bytes if config.loop.checkpoint.beside_training else ranks * states * narrow
     return Saving(
@@ -67,7 +67,7 @@ def saving(config: Config, hardware: Hardware, models: list[tuple[int, list[Stag
 
 
 def exporting(config: Config, hardware: Hardware, facts: Facts) -> Exporting:
-    """A folder of the policy's weights in training.dtype."""
+    """Return the export of the policy's weights in training.dtype."""
     element = DTYPE_BYTES[config.training.dtype]
     size = facts.parameters_total * element
     stacked = any(row.stack for layer in facts.layers for row in layer)
@@ -81,10 +81,10 @@ def exporting(config: Config, hardware: Hardware, facts: Facts) -> Exporting:
 
 
 def saves(config: Config) -> bool:
-    """Whether the run saves checkpoints at all."""
+    """Return True if the run saves checkpoints at all."""
     return config.loop.checkpoint.every_steps > 0 or config.loop.checkpoint.at_end
 
 
 def file_bytes(config: Config) -> int:
-    """Bytes of a checkpoint for each parameter."""
+    """Return the bytes of a checkpoint per parameter."""
     return DTYPE_BYTES[config.training.dtype] + STATES

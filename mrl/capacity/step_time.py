@@ -1,8 +1,8 @@
-"""A step's amounts and its time from stated hardware numbers: to compare layouts by, not a promise.
+"""Estimate a step's amounts and time from stated hardware numbers: to compare layouts, not as a promise.
 
-Generation: decode steps, each bound by reading the weights its tokens touch and the KV cache, by arithmetic,
-or by a least time. Training: operations over peak_flops x training_efficiency, lengthened by the pipeline's
-bubble. Lengths are means: hardware.mean_response_fraction of the longest response, half a prompt.
+Generation: decode steps, each limited by reading the touched weights and the KV cache, by arithmetic, or by a
+shortest time. Training: FLOPs over peak_flops x training_efficiency, lengthened by the pipeline bubble.
+Lengths are means: hardware.mean_response_fraction of the longest response, half a prompt.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mrl.models.facts import Facts
 from mrl.models.layout import Layout
 
 CallOfReference = Literal["none", "apart", "pass", "update"]
-"""Which call the reference's pass is in: one of its own, that for old log-probs, or the update's."""
+"""Call that contains the reference's pass: its own, that for old log-probs, or the update's."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """The samples, tokens and passes of one step."""
+    """Samples, tokens and passes of one step."""
 
     samples: int
     prompt_tokens: float
@@ -34,23 +34,23 @@ class Work:
     """Mean response: hardware.mean_response_fraction of the longest."""
     longest_response: int
     passes_before: int
-    """Passes without gradient over all tokens before the updates: old log-probs where they need one, reference, values."""
+    """Passes without gradient over all tokens before the updates: old log-probs, reference, values."""
     passes_in_updates: int
-    """The same in the updates' calls: the reference's of an only update, and the teachers'."""
+    """Passes without gradient in the updates' calls: the reference's in an only update, the teachers'."""
     reference: CallOfReference
     epochs: int
-    """Passes with gradient over all tokens, the critic's counted too."""
+    """Passes with gradient over all tokens, including the critic's."""
     updates: int
-    """Optimizer updates of one step, the critic's counted too."""
+    """Optimizer updates of one step, including the critic's."""
 
     @property
     def forward_passes(self) -> int:
-        """All passes without gradient."""
+        """Number of passes without gradient."""
         return self.passes_before + self.passes_in_updates
 
     @property
     def sample_tokens(self) -> float:
-        """Tokens of a mean sample, prompt included."""
+        """Tokens of a mean sample, including the prompt."""
         return self.prompt_tokens + self.response_tokens
 
     @property
@@ -60,7 +60,7 @@ class Work:
 
 
 def work_of(config: Config, hardware: Hardware) -> Work:
-    """The amounts of one step of a configuration."""
+    """Return the amounts of one step of a configuration."""
     longest, algorithm = config.rollout.max_response_tokens, config.algorithm
     trained_models = 1 + algorithm.needs_values
     taught, reference = algorithm.distillation is not None, _call_of_reference(config)
@@ -86,9 +86,9 @@ def _call_of_reference(config: Config) -> CallOfReference:
 
 
 def microbatches(config: Config, work: Work) -> tuple[int, int]:
-    """(tokens of the largest microbatch, microbatches of one update on one data-parallel rank).
+    """Return (tokens of the largest micro-batch, micro-batches per update and data-parallel rank).
 
-    A sample longer than microbatch_tokens is a microbatch of its own: the longest one bounds the memory.
+    A sample longer than microbatch_tokens is a micro-batch of its own, so the longest one limits the memory.
     """
     longest = min(config.model.max_length, config.data.max_prompt_tokens + work.longest_response)
     tokens = max(config.training.microbatch_tokens, longest)
@@ -99,12 +99,12 @@ def microbatches(config: Config, work: Work) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Generation:
-    """The share of a step of one engine, or of one of its dp ranks."""
+    """Share of a step of one engine, or of one of its dp ranks."""
 
     samples: int
     """Samples of the one that has most."""
     concurrent: int
-    """Sequences decoded at one time (asked for, and that fit the KV cache at their mean length)."""
+    """Sequences decoded at a time (at most max_num_seqs, and as many as fit the KV cache at mean length)."""
     decode_steps: int
     seconds: float
 
@@ -112,12 +112,12 @@ class Generation:
 def generation(
     facts: Facts, hardware: Hardware, work: Work, config: Config, engine: EngineMemory
 ) -> Generation:
-    """The share of the engine, or the dp rank, with the most samples."""
+    """Return the share of the engine, or the dp rank, with the most samples."""
     rollout = config.rollout
     samples = -(-work.samples // (config.num_engines * rollout.dp))
     fitting = int(engine.kv_cache_tokens // max(1.0, work.sample_tokens))
     concurrent = max(1, min(samples, rollout.max_num_seqs, fitting))
-    drain = work.longest_response - work.response_tokens  # the last responses end with few beside them
+    drain = work.longest_response - work.response_tokens  # the longest responses end almost alone
     steps = math.ceil(samples * work.response_tokens / concurrent + drain)
     step = _decode_step(facts, hardware, work, rollout, engine, concurrent)
     prefill = facts.forward_flops(work.prompt_tokens, work.prompt_tokens**2 / 2) / rollout.tp
@@ -133,7 +133,7 @@ def _decode_step(
     engine: EngineMemory,
     sequences: int,
 ) -> float:
-    """Seconds of one decode step of so many sequences that are half through their mean length."""
+    """Return the seconds of one decode step of so many sequences at half their mean length."""
     read = _weights_read(facts, engine.weights, rollout, sequences)
     read += sequences * (work.prompt_tokens + work.response_tokens / 2) * engine.kv_bytes_per_token
     flops = facts.forward_flops(sequences, sequences * work.sample_tokens) / rollout.tp
@@ -145,12 +145,12 @@ def _decode_step(
 
 
 def _weights_read(facts: Facts, rank_weights: int, rollout: RolloutSection, sequences: int) -> float:
-    """Bytes of weights one decode step reads: of experts, those that the engine's tokens chose (evenly)."""
+    """Return the bytes of weights that one decode step reads, of experts only those chosen (evenly)."""
     if not facts.num_experts:
         return rank_weights
     experts = facts.parameters_routed / rollout.ranks
-    rest = (facts.parameters_total - facts.parameters_routed) / rollout.tp
-    routed = rank_weights * experts / (experts + rest)
+    others = (facts.parameters_total - facts.parameters_routed) / rollout.tp
+    routed = rank_weights * experts / (experts + others)
     touched = 1 - (1 - facts.top_k / facts.num_experts) ** (sequences * rollout.dp)
     return rank_weights - routed + routed * touched
 
@@ -162,7 +162,7 @@ class TrainingTime:
     log_probs: float
     update: float
     gradient_exchange: float
-    """Reduce-scatter of gradients and all-gather of weights over data-parallel replicas, as if neither overlapped anything."""
+    """Reduce-scatter of gradients and all-gather of weights over data-parallel replicas, without overlap."""
     bubble: float
     """Share of the update in which a pipeline stage waits."""
 
@@ -178,8 +178,12 @@ def training_time(
     exchanged_bytes: float,
     resting_bytes: int,
 ) -> TrainingTime:
-    """The times of one step; `exchanged_bytes` is what one rank sends for one optimizer update, `resting_bytes` the state that
-    comes from its host's memory and goes back."""
+    """Return the times of one step.
+
+    Args:
+        exchanged_bytes: Bytes that one rank sends per optimizer update.
+        resting_bytes: Optimizer state that moves from host memory and back.
+    """
     bubble = (layout.pp - 1) / (layout.vpp * num_microbatches + layout.pp - 1)
     efficiency = hardware.training_efficiency
     if hardware.kind == "gpu" and (training.spec == "local" or facts.family.own_attention):
@@ -187,12 +191,12 @@ def training_time(
     full_rate = layout.world_size * hardware.peak_flops * efficiency
     rate = full_rate * (1 - bubble)
     forward = facts.forward_flops(work.tokens, work.tokens * work.sample_tokens / 2)
-    beside = work.reference in ("pass", "update")  # what it is beside fills and drains the pipeline
+    no_bubble = work.reference in ("pass", "update")  # the other passes already fill and drain the pipeline
     factor = {"off": 3.0, "selective": 3.4, "full": 4.0}[training.recompute]
     crosses_nodes = layout.tp * layout.dp * layout.cp > hardware.gpus_per_node
     link = hardware.network_bytes_per_second if crosses_nodes else hardware.node_bytes_per_second
     return TrainingTime(
-        log_probs=(work.forward_passes - beside) * forward / rate + beside * forward / full_rate,
+        log_probs=(work.forward_passes - no_bubble) * forward / rate + no_bubble * forward / full_rate,
         update=work.epochs * factor * forward / rate
         + work.updates * to_host_and_back(resting_bytes, hardware),
         gradient_exchange=work.updates * exchanged_bytes / (link * hardware.link_efficiency),
@@ -201,5 +205,5 @@ def training_time(
 
 
 def to_host_and_back(num_bytes: int, hardware: Hardware) -> float:
-    """Seconds over a device's link to its host."""
+    """Return the seconds over a device's link to its host and back."""
     return 2 * num_bytes / (hardware.host_bytes_per_second * hardware.link_efficiency)

@@ -1,10 +1,11 @@
-"""Bytes one weight sync moves over each kind of link, by closed formulas over the name tables.
+"""Compute the bytes that one weight sync moves over each kind of link, by closed formulas over the name
+tables.
 
-Engine rank r shares the slot of trainer rank r, or has one of the slots after the trainer's to itself. Every byte an
-engine rank needs comes once from the nearest rank that holds it: its own slot, its node, its rail (the same place
-in another node), anywhere.
-The formulas give the resharding planner's own bytes (a test holds them equal) in a fraction of its time;
-where query groups are cut (layout.tp above the number of key and value heads) the planner itself is asked.
+Engine rank r shares the slot of trainer rank r, or has its own slot after the trainer's. Every byte that an
+engine rank needs comes once from the nearest rank that has it: its own slot, its node, its rail (the same
+place in another node), anywhere. The formulas equal the resharding planner's bytes (tested) in a fraction of
+its time; if query groups are cut (layout.tp above the number of key and value heads), the planner itself is
+used.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from mrl.resharding.planner.topology import Topology
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traffic:
-    """The bytes of one weight sync. Lists have one entry per slot."""
+    """Bytes of one weight sync; lists have one entry per slot."""
 
     need: list[int]
-    """Bytes an engine rank must have."""
+    """Bytes that an engine rank must receive."""
     local: list[int]
     node_in: list[int]
     network_in: list[int]
     node_out: list[int]
     network_out: list[int]
     off_rail: int
-    """Bytes of network_in whose sender sits at another place in its node."""
+    """Bytes of network_in whose sender is at another place in its node."""
 
     def bound_seconds(self, hardware: Hardware) -> dict[str, float]:
-        """Least time of each kind of link at its full bandwidth; memory is read and written once."""
+        """Return each kind of link's shortest time at full bandwidth; memory is read and written once."""
         return {
             "memory": 2 * max(self.need) / hardware.memory_bytes_per_second,
             "node": max(self.node_in + self.node_out) / hardware.node_bytes_per_second,
@@ -50,7 +51,7 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demand:
-    """The bytes that one engine rank takes from the ranks that hold one shard."""
+    """Bytes that one engine rank takes from the ranks with one shard."""
 
     stage: int
     kind: str
@@ -59,7 +60,7 @@ class Demand:
 
 
 class _Holders:
-    """Says which trainer ranks hold a shard, by nearness to a slot."""
+    """Trainer ranks that have a shard, by distance to a slot."""
 
     def __init__(self, layout: Layout, gpus_per_node: int) -> None:
         self.layout, self.gpus_per_node = layout, gpus_per_node
@@ -67,7 +68,7 @@ class _Holders:
 
     @functools.cache  # noqa: B019 - lives as long as one estimate
     def ranks(self, stage: int, kind: str, index: int) -> tuple[frozenset[int], dict[int, list[int]]]:
-        """(all holders, those of each node) of shard `index` of a kind ("all", "tp" or "expert") in a stage."""
+        """Return (all holders, those per node) of a stage's shard `index` of kind "all", "tp" or "expert"."""
         layout = self.layout
         inner = range(self.size)
         if kind == "tp":
@@ -81,7 +82,7 @@ class _Holders:
         return frozenset(ranks), nodes
 
     def nearest(self, slot: int, demand: Demand, *, turn: int) -> int:
-        """The holder that a slot takes from; among equally near ones by turns."""
+        """Return the holder that a slot takes from; equally near ones take turns."""
         ranks, nodes = self.ranks(demand.stage, demand.kind, demand.index)
         if slot in ranks:
             return slot
@@ -89,7 +90,7 @@ class _Holders:
         if near:
             return near[turn % len(near)]
         place = slot % self.gpus_per_node
-        rail = [rank for held in nodes.values() for rank in held if rank % self.gpus_per_node == place]
+        rail = [rank for holders in nodes.values() for rank in holders if rank % self.gpus_per_node == place]
         choice = rail or sorted(ranks)
         return choice[turn % len(choice)]
 
@@ -97,7 +98,7 @@ class _Holders:
 def traffic(
     facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int, own_slots: int = 0
 ) -> Traffic:
-    """The bytes of one full weight sync in the engine's dtype. `own_slots`: slots that engines have to themselves."""
+    """Return the bytes of one full weight sync in the engine's dtype; `own_slots`: slots for engines only."""
     if not facts.latent_attention and layout.tp > facts.kv_heads:
         return planned_traffic(facts, rollout, layout, gpus_per_node=gpus_per_node, own_slots=own_slots)
     world = layout.world_size
@@ -127,7 +128,7 @@ def traffic(
 def planned_traffic(
     facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int, own_slots: int = 0
 ) -> Traffic:
-    """What traffic() says, from the plan itself: exact for every layout, slow for hundreds of slots."""
+    """Return the same bytes from the plan itself: exact for every layout, slow for hundreds of slots."""
     world = layout.world_size
     engine = Layout(
         tp=rollout.tp,
@@ -164,7 +165,7 @@ def _off_rail(plan: Plan) -> int:
 def _demands(
     facts: Facts, rollout: RolloutSection, layout: Layout, stages: list[dict[str, int]], index: int
 ) -> Iterator[Demand]:
-    """Yields what rank `index` of an engine takes, stage by stage; sizes are exact because every split divides."""
+    """Yield what rank `index` of an engine takes, stage by stage; sizes are exact: every split divides."""
     tp, rank = rollout.tp, index % rollout.tp
     for stage, sizes in enumerate(stages):
         yield Demand(stage, "all", 0, sizes["all"])
@@ -193,7 +194,7 @@ def _expert_demands(
 
 
 def _overlap(total: int, index: int, parts: int, other: int, others: int) -> int:
-    """Size of the overlap of part index/parts with part other/others of `total`.
+    """Return the size of the overlap of part index/parts with part other/others of `total`.
 
     >>> _overlap(12, 0, 2, 1, 3)
     2
@@ -204,10 +205,10 @@ def _overlap(total: int, index: int, parts: int, other: int, others: int) -> int
 
 
 def _stage_bytes(facts: Facts, rollout: RolloutSection, layout: Layout, stage: int) -> dict[str, int]:
-    """Bytes of a stage by how both sides split them.
+    """Return the bytes of a stage by how both sides split them.
 
-    all: replicated on both; gathered: split here, whole in the engine; split: over tp on both; keys: by key
-    and value head in the engine; experts: routed experts.
+    all: replicated on both; gathered: split in the trainer, whole in the engine; split: over tp on both;
+    keys: by key and value head in the engine; experts: routed experts.
     """
     sizes: dict[str, int] = {"all": 0, "gathered": 0, "split": 0, "keys": 0, "experts": 0}
     element = DTYPE_BYTES[rollout.dtype]

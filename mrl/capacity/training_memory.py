@@ -1,17 +1,17 @@
-"""Weights, gradients and optimizer state of each pipeline stage, as Megatron's buffers lay them out.
+"""Estimate weights, gradients and optimizer state of each pipeline stage, as in Megatron's buffers.
 
-Every model chunk has one buffer for its dense parameters and one for its experts, whose replicas are others
-(models/megatron/build.py, mark_expert_parameters).
-Parameters start at multiples of 64 elements; a buffer ends at a multiple of 128 and of its data-parallel size
-(with the distributed optimizer; megatron.core.distributed.param_and_grad_buffer), and so does each bucket of those whose
-sums overlap the backward pass, which take no other memory: sums are made in place. Gradients are float32 and
-whole; the optimizer state (float32 master weights where parameters are not float32, two moments) is split
-over the data-parallel ranks; what rests in the host's memory comes in pieces of PIECE_BYTES or one parameter. With bfloat16 moments the master weights are the 2 bytes that a bfloat16
-parameter lacks of them.
+Every model chunk has one buffer for dense parameters and one for experts, which have other replicas
+(models/megatron/build.py, mark_expert_parameters). Parameters start at multiples of 64 elements; a buffer
+ends at a multiple of 128 and of its data-parallel size (with the distributed optimizer;
+megatron.core.distributed.param_and_grad_buffer), and so does each bucket that is reduced during the backward
+pass, in place. Gradients are float32 and whole; the optimizer state (float32 master weights if parameters are
+not float32, two moments) is split over the data-parallel ranks; off-loaded state arrives in pieces of
+PIECE_BYTES or one parameter. With bfloat16 moments, master weights are the 2 bytes that bfloat16 parameters
+lack.
 
-With adapters (training.lora) only those have gradients and optimizer state; weights are frozen and lie in buffers of
-their own, without that padding. The gradient of one weight at a time, in its type, is there while it is turned into
-its adapter's.
+With adapters (training.lora), only those have gradients and optimizer state; frozen weights have separate
+buffers without that padding. One weight's gradient at a time, in its type, exists while it is turned into its
+adapter's.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class StageMemory:
     """Bytes of one model on one rank of one pipeline stage."""
 
     parameters: int
-    """Elements this rank holds, without padding."""
+    """Elements of this rank, without padding."""
     trained: int
-    """Those that have gradients and optimizer state."""
+    """Elements that have gradients and optimizer state."""
     weights: int
     gradients: int
     optimizer: int
-    """State on the device: what stays there, and the piece that is there at a time."""
+    """Optimizer state on the device: what stays there, and one off-loaded piece at a time."""
     resting: int
-    """State in the host's memory (optimizer.offload_fraction)."""
+    """Optimizer state in host memory (optimizer.offload_fraction)."""
 
     @property
     def total(self) -> int:
@@ -55,7 +55,7 @@ class StageMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The memory of one trainer rank of a stage during an update."""
+    """Memory of one trainer rank of a stage during an update."""
 
     policy: StageMemory
     critic: StageMemory
@@ -68,10 +68,10 @@ class RankMemory:
 
 
 def stage_memory(facts: Facts, training: TrainingSection, *, value_head: bool = False) -> list[StageMemory]:
-    """The memory of the first rank of each stage; the others of a stage differ by padding alone.
+    """Return the memory of the first rank of each stage; others of a stage differ only by padding.
 
-    `value_head`: the model is a critic, which has one number per hidden state, whole on every rank, in place
-    of the output layer.
+    `value_head`: the model is a critic, with one number per hidden state, whole on every rank, instead of the
+    output layer.
     """
     layout = training.layout.sizes()
     per_stage = layout.tp * layout.cp * layout.dp
@@ -107,7 +107,7 @@ def _rank_memory(
 def _adapted_memory(
     facts: Facts, training: TrainingSection, layout: Layout, place: Place, table: list[LocalTensor]
 ) -> StageMemory:
-    """Frozen weights in buffers of their own; adapters trained as weights are."""
+    """Return the memory of frozen weights in separate buffers and adapters trained like weights."""
     assert training.lora is not None
     element, frozen, largest = DTYPE_BYTES[training.dtype], 0, 0
     sizes: dict[tuple[int, bool], list[int]] = {}
@@ -132,7 +132,7 @@ def _adapted_memory(
 def _trained_memory(
     sizes: dict[tuple[int, bool], list[int]], training: TrainingSection, place: Place
 ) -> StageMemory:
-    """Of trained parameters, by (model chunk, whether in the experts' buffer)."""
+    """Return the memory of trained parameters, given by (model chunk, in the experts' buffer or not)."""
     layout = training.layout.sizes()
     element = DTYPE_BYTES[training.dtype]
     state = {"bfloat16": 6, "float32": 8 if training.dtype == "float32" else 12}[
@@ -147,15 +147,15 @@ def _trained_memory(
         gradients += padded * GRADIENT_BYTES
         optimizer += min(padded // replicas, sum(group)) * state
         largest = max(largest, min(padded // replicas, max(group, default=0)) * state)
-    held = sum(map(sum, sizes.values()))
+    count = sum(map(sum, sizes.values()))
     resting = int(optimizer * training.optimizer.offload_fraction)
     on_device = optimizer - resting + min(resting, largest)
-    return StageMemory(held, held, weights, gradients, on_device, resting)
+    return StageMemory(count, count, weights, gradients, on_device, resting)
 
 
 def lessons_bytes(config: Config, facts: Facts, work: Work) -> int:
-    """Bytes of lessons on a rank of the last stage: a hidden state a token of an update, and each teacher's share of the output
-    layer."""
+    """Return the bytes of teacher targets on a rank of the last stage: a hidden state per token of an update,
+    and each teacher's share of the output layer."""
     if config.algorithm.distillation is None:
         return 0
     layout = config.training.layout.sizes()
@@ -165,8 +165,8 @@ def lessons_bytes(config: Config, facts: Facts, work: Work) -> int:
 
 
 def buffer_elements(sizes: list[int], replicas: int, bucket: int | None = None) -> int:
-    """Elements of a buffer of parameters of these sizes, the last of which comes first, with Megatron's padding; `bucket`: elements
-    after which a bucket ends, None where the buffer is one.
+    """Return the elements of a parameter buffer (last parameter first) with Megatron's padding; `bucket`:
+    elements after which a bucket ends, None for one bucket.
 
     >>> [buffer_elements([1, 1], 1), buffer_elements([1, 1], 1, 1)]
     [128, 256]

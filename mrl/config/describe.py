@@ -1,4 +1,4 @@
-"""The tree of settings as text, one sentence a setting: for `mrl settings` and the settings page of `make docs`."""
+"""Print the tree of settings, one line each, for `mrl settings` and the settings page of `make docs`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Setting:
     """One setting or section."""
 
     path: str
-    """Dotted; of sections among which one is chosen, each has its name in brackets."""
+    """Dotted path; a chosen section has its name in brackets."""
     form: str
     """Type and default."""
     sentence: str
@@ -33,30 +33,31 @@ class Setting:
 
 
 def describe(prefix: str = "") -> str:
-    """All settings, or those at and below a dotted path such as `reward` or `rollout.tp`.
+    """Return all settings, or those at and below a dotted path such as `reward` or `rollout.tp`.
 
-    A line is `path: type = default  # sentence`. Raises ConfigError where the path leads to no setting.
+    A line is `path: type = default  # sentence`. Raise ConfigError if the path leads to no setting.
     """
     shown = [setting for setting in settings(prefix) if _below(setting.path, prefix)]
     if not shown:
-        raise ConfigError(f"there is no setting {prefix}{_hint(prefix)}; `mrl settings` prints all")
+        raise ConfigError(f"there is no setting {prefix}{_hint(prefix)}; `mrl settings` lists all")
     return "\n".join(map(str, shown))
 
 
 def _hint(path: str) -> str:
-    """What a former section's or another system's word is here, else every setting of that last name, else the path nearest to it."""
+    """Return a hint for an unknown path: the new name of a former section, the setting for another system's
+    word, settings with the same last name, or the closest path."""
     section, name = path.partition(".")[0], path.rpartition(".")[2]
-    if said := former(Config, section):
-        return f"; {section} is {said}"
-    if elsewhere := answer(path):
-        return elsewhere
+    if replacement := former(Config, section):
+        return f"; {section} is {replacement}"
+    if hint := answer(path):
+        return hint
     paths = [setting.path for setting in settings()]
     close = named(name) or difflib.get_close_matches(path, paths, n=1, cutoff=0.4)
     return f"; did you mean '{"' or '".join(close)}'?" if close else ""
 
 
 def named(name: str) -> list[str]:
-    """Every setting of this last name, as it is written in a file.
+    """Return every setting with this last name, as written in a file.
 
     >>> named("old_logprobs")
     ['algorithm.old_logprobs']
@@ -66,18 +67,18 @@ def named(name: str) -> list[str]:
 
 
 def settings(prefix: str = "") -> list[Setting]:
-    """Every setting once: of a section that is used again, at or below `prefix`, the later places show what differs from the first."""
+    """Return every setting once; a section that recurs at or below `prefix` only shows its differences."""
     return list(_walk(Config, "", {}, prefix))
 
 
 def page() -> str:
-    """docs/settings.md: every setting once, a heading for each section of the top."""
+    """Return docs/settings.md: every setting once, with a heading per top-level section."""
     lines = [
         "# Settings",
         "",
-        "Made from the code by `make docs`; `mrl settings [PATH]` prints the same. A setting is written in a YAML",
-        "file as a tree or on the command line as `path=value`. Of sections among which one is chosen",
-        "(`algorithm.loss[gspo]`), the name in brackets is the value of `name` or `kind` and no part of the path.",
+        "Generated from the code by `make docs`; `mrl settings [PATH]` prints the same. Write a setting as a",
+        "tree in a YAML file, or as `path=value` on the command line. The brackets of a chosen section",
+        "(`algorithm.loss[gspo]`) contain its `name` or `kind` and are not part of the path.",
     ]
     for setting in settings():
         if "." not in setting.path:
@@ -88,9 +89,9 @@ def page() -> str:
 
 
 def _below(path: str, prefix: str) -> bool:
-    """Whether a path is the prefix or inside it, which may leave out what is chosen: `algorithm.loss.clip_low` of every loss."""
+    """Return True if a path is at or inside the prefix, which may omit choices: `algorithm.loss.clip_low`."""
     ends = (prefix + ".", prefix + "[")
-    return not prefix or any(each == prefix or each.startswith(ends) for each in (path, _plain(path)))
+    return not prefix or any(form == prefix or form.startswith(ends) for form in (path, _plain(path)))
 
 
 def _plain(path: str) -> str:
@@ -100,57 +101,56 @@ def _plain(path: str) -> str:
 def _walk(
     section: type[pydantic.BaseModel], prefix: str, first: dict[type[pydantic.BaseModel], str], wanted: str
 ) -> Iterator[Setting]:
-    """The settings of a section; `first`: the path of each section's first place at or below `wanted`, which the walk fills."""
+    """Yield a section's settings; fills `first` with the path of each section's first place in `wanted`."""
     for name, field in section.model_fields.items():
         path, sentence = f"{prefix}{name}", (field.description or "").replace("\n", " ")
         sections = section_types(field.annotation)
         if not sections:
-            if typing.get_args(field.annotation) != (field.default,):  # what tells a chosen section apart
+            if typing.get_args(field.annotation) != (field.default,):  # not the tag of a chosen section
                 yield Setting(path, f": {type_name(field.annotation)}{_default(field)}", sentence)
             continue
         yield Setting(path, f": {_section_name(field.annotation)}", sentence)
         for inner in sections:
-            own = path
+            inner_path = path
             if len(sections) > 1:
-                own = f"{path}[{tag_of(inner) or inner.__name__}]"
-                yield Setting(own, "", " ".join((inner.__doc__ or "").partition("\n\n")[0].split()))
-            related = (each for each in first if issubclass(each, inner) or issubclass(inner, each))
+                inner_path = f"{path}[{tag_of(inner) or inner.__name__}]"
+                yield Setting(inner_path, "", " ".join((inner.__doc__ or "").partition("\n\n")[0].split()))
+            related = (other for other in first if issubclass(other, inner) or issubclass(inner, other))
             if (known := next(related, None)) is not None:
-                own_settings = list(_differences(inner, known, f"{own}."))
-                yield from own_settings
+                differences = list(_differences(inner, known, f"{inner_path}."))
+                yield from differences
                 yield Setting(
-                    f"{own}.*", "", f"{'Otherwise as' if own_settings else 'As'} in {first[known]}."
+                    f"{inner_path}.*", "", f"{'Otherwise like' if differences else 'Like'} {first[known]}."
                 )
                 continue
-            if _below(own, wanted):
-                first[inner] = own
-            yield from _walk(inner, f"{own}.", first, wanted)
+            if _below(inner_path, wanted):
+                first[inner] = inner_path
+            yield from _walk(inner, f"{inner_path}.", first, wanted)
 
 
 def _differences(
     section: type[pydantic.BaseModel], known: type[pydantic.BaseModel], prefix: str
 ) -> Iterator[Setting]:
-    """The settings of a section that another one, of the same form, does not have alike."""
+    """Yield the settings of a section that differ from those of `known`, a section of the same form."""
     alike = set(_walk(known, prefix, {}, prefix))
     return (setting for setting in _walk(section, prefix, {}, prefix) if setting not in alike)
 
 
 def section_types(annotation: Any) -> list[type[pydantic.BaseModel]]:
-    """All sections named in a field's annotation (unions, lists, optionals looked through)."""
+    """Return all sections in a field's annotation, also inside unions, lists and optionals."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return [annotation] if issubclass(annotation, pydantic.BaseModel) else []
     return [s for a in typing.get_args(annotation) for s in section_types(a)]
 
 
 def tag_of(section: type[pydantic.BaseModel]) -> str | None:
-    """What chooses this section among others (its fixed `name` or `kind`), if anything does."""
+    """Return the fixed `name` or `kind` that chooses this section among others; None if nothing does."""
     fields = (section.model_fields.get(key) for key in ("name", "kind"))
     return next((f.default for f in fields if f is not None and isinstance(f.default, str)), None)
 
 
 def section_at(parts: Sequence[str]) -> tuple[type[pydantic.BaseModel] | None, list[str]]:
-    """The section at a path of pydantic's, None for what is no section; and the path without the tags of
-    chosen sections."""
+    """Return the section at one of pydantic's paths, or None, and the path without chosen sections' tags."""
     section: type[pydantic.BaseModel] | None = Config
     path, is_key = [], False
     for number, part in enumerate(parts):
@@ -161,14 +161,16 @@ def section_at(parts: Sequence[str]) -> tuple[type[pydantic.BaseModel] | None, l
             is_key = False
             continue
         path.append(part)
-        inner, rest = section_types(field.annotation), parts[number + 1 :]
+        inner, remaining = section_types(field.annotation), parts[number + 1 :]
         is_key = typing.get_origin(field.annotation) is dict
-        section = next((s for s in inner if s.__name__ in rest or tag_of(s) in rest), (inner or [None])[0])
+        section = next(
+            (s for s in inner if s.__name__ in remaining or tag_of(s) in remaining), (inner or [None])[0]
+        )
     return section, path
 
 
 def type_name(annotation: Any) -> str:
-    """The type as people write it: choices in full, `| null` where nothing may be given."""
+    """Return a type as people write it: choices in full, `| null` if optional."""
     if annotation is type(None):
         return "null"
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)

@@ -1,4 +1,4 @@
-"""A configuration as one line a setting."""
+"""Flatten a configuration to one line per setting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted name, text) of every setting; what is no text is written as JSON.
+    """Yield (dotted name, text) of every setting; values that are not text are written as JSON.
 
     >>> dict(flat({"a": {"b": None, "c": [1, 2]}, "d": "x"}))
     {'a.b': 'null', 'a.c': '[1, 2]', 'd': 'x'}

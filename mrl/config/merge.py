@@ -1,8 +1,8 @@
-"""YAML files, mappings and `a.b.c=value` overrides make one tree that remembers where each value came from.
+"""Merge YAML files, mappings and `a.b.c=value` overrides into one tree that remembers the origin of each
+value.
 
-The grammar of overrides is verl's and Hydra's: `a.b.c=value`, the value read as YAML (`null`, `[1, 2]`, quotes,
-numbers).
-Owns no schema: that is mrl/config/load.py.
+The grammar of overrides is verl's and Hydra's: `a.b.c=value`, the value read as YAML (`null`, `[1, 2]`,
+quotes, numbers). The schema is in mrl/config/load.py.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from mrl.files import shipped
 Origins = dict[str, str]
 """Dotted path -> "file:line", "mapping N" or "command line"."""
 MOST_VALUES = 100_000
-"""Of a file, with every reference written out."""
+"""Most values in a file, with every reference expanded."""
 SHOWN = 400
-"""Characters of a value in an error."""
+"""Most characters of a value in an error."""
 
 
 def merge(
@@ -31,12 +31,13 @@ def merge(
     *,
     choices: Mapping[str, tuple[str, str]] | None = None,
 ) -> tuple[dict[str, Any], Origins]:
-    """Merges files, and mappings of the same form, left to right, then all overrides at once.
+    """Merge files, and mappings of the same form, left to right, then all overrides at once.
 
     Later values win, mappings are merged, lists are replaced.
 
-    `choices`: dotted paths of mappings in which one key (the value: the key and what it is without one) says what
-    the others mean; under a new choice they start empty.
+    Args:
+        choices: Dotted paths of mappings in which one key decides what the others mean, with that key and its
+            default; a new choice empties the mapping.
     """
     tree: dict[str, Any] = {}
     origins: Origins = {}
@@ -51,7 +52,7 @@ def merge(
 
 
 class _Located:
-    """A leaf with its origin."""
+    """Leaf with its origin."""
 
     def __init__(self, value: Any, origin: str) -> None:
         self.value, self.origin = value, origin
@@ -79,13 +80,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that also reads 1e-6 as a number (YAML 1.1 wants 1.0e-6), and refuses a key that stands twice."""
+    """Safe YAML that also reads 1e-6 as a number (YAML 1.1 wants 1.0e-6), and refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
-        if twice := next((key for key in keys if keys.count(key) > 1), None):
+        if duplicate := next((key for key in keys if keys.count(key) > 1), None):
             raise yaml.constructor.ConstructorError(
-                None, None, f"the key '{twice}' stands twice", node.start_mark
+                None, None, f"duplicate key '{duplicate}'", node.start_mark
             )
         return super().construct_mapping(node, deep)
 
@@ -99,34 +100,36 @@ _Loader.add_implicit_resolver(
 
 
 def _composed(text: str, refusal: str) -> yaml.Node | None:
-    """The nodes of a text, none of which holds itself, and which references do not make into more values than memory holds."""
+    """Return the nodes of a text; refuse one that contains itself or expands to too many values."""
     try:
         node = yaml.compose(text, Loader=_Loader)
         if node is not None and _num_values(node, {}) > MOST_VALUES:
-            raise ConfigError(f"{refusal}: its references (*name) stand for more than {MOST_VALUES} values")
+            raise ConfigError(f"{refusal}: its references (*name) expand to more than {MOST_VALUES} values")
     except yaml.YAMLError as error:
         raise ConfigError(f"{refusal}: {error}") from error
     except RecursionError as error:
-        raise ConfigError(f"{refusal}: it is nested deeper than can be read, or holds itself") from error
+        raise ConfigError(f"{refusal}: it is nested too deeply, or contains itself") from error
     return node
 
 
-def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many nodes there are with every reference written out. RecursionError where one holds itself."""
-    if id(node) not in known:
+def _num_values(node: yaml.Node, counts: dict[int, int]) -> int:
+    """Return the number of nodes with references expanded; raise RecursionError if one contains itself."""
+    if id(node) not in counts:
         inner = (
-            [part for each in node.value for part in each]
+            [part for entry in node.value for part in entry]
             if isinstance(node, yaml.MappingNode)
             else node.value
         )
-        known[id(node)] = 1 + sum(_num_values(each, known) for each in inner if isinstance(each, yaml.Node))
-    return known[id(node)]
+        counts[id(node)] = 1 + sum(
+            _num_values(entry, counts) for entry in inner if isinstance(entry, yaml.Node)
+        )
+    return counts[id(node)]
 
 
 def tree_of(text: str) -> Any:
-    """Return the values of a YAML text of somebody else.
+    """Return the values of a YAML text from outside this program.
 
-    ConfigError if it is not readable, or if its references stand for more values than memory may hold.
+    Raise ConfigError if it is not readable, or if its references expand to more than MOST_VALUES values.
     """
     node = _composed(text, "it is not readable YAML")
     return None if node is None else _construct(node, "it")
@@ -138,7 +141,7 @@ def _mapping(node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         origin = f"{path}:{key_node.start_mark.line + 1}"
         key = str(_construct(key_node, origin))
         if key in result:
-            raise ConfigError(f"{origin}: the key '{key}' stands twice in this section")
+            raise ConfigError(f"{origin}: duplicate key '{key}' in this section")
         if isinstance(value_node, yaml.MappingNode):
             result[key] = _mapping(value_node, path)
         else:
@@ -147,7 +150,7 @@ def _mapping(node: yaml.MappingNode, path: Path) -> dict[str, Any]:
 
 
 def _construct(node: yaml.Node, place: str) -> Any:
-    """The value of a node. PyYAML's makers of dates and numbers raise ValueError and AttributeError of texts that are none."""
+    """Return the value of a node; PyYAML raises ValueError or AttributeError for malformed dates."""
     loader = _Loader("")
     try:
         return loader.construct_object(node, deep=True)
@@ -160,7 +163,7 @@ def _construct(node: yaml.Node, place: str) -> Any:
 def _parse_override(override: str) -> dict[str, Any]:
     name, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][\w]*(\.[A-Za-z_][\w]*)*", name):
-        raise ConfigError(f"'{override[:SHOWN]}' is neither a configuration file nor of the form a.b.c=value")
+        raise ConfigError(f"'{override[:SHOWN]}' is neither a configuration file nor an override a.b.c=value")
     node = _composed(text, f"the value in '{override[:SHOWN]}' is not readable")
     value = None if node is None else _construct(node, f"the value in '{override[:SHOWN]}'")
     tree: Any = _locate(value, f"command line ({override[:SHOWN]})")
@@ -176,7 +179,7 @@ def _locate(value: Any, origin: str) -> Any:
 
 
 def _join(tree: dict[str, Any], new: dict[str, Any]) -> None:
-    """`new` over `tree`, both with located leaves."""
+    """Merge `new` into `tree`, both with located leaves."""
     for key, value in new.items():
         if isinstance(value, dict) and isinstance(tree.get(key), dict):
             _join(tree[key], value)
@@ -187,17 +190,17 @@ def _join(tree: dict[str, Any], new: dict[str, Any]) -> None:
 def _drop_other_choice(
     tree: dict[str, Any], origins: Origins, layer: dict[str, Any], path: str, *, key: str, usual: str
 ) -> None:
-    """Empties the mapping at `path` where `layer` names another choice than it has."""
-    held, chosen = _at(tree, path), _at(layer, path)
-    if key not in chosen or chosen[key].value == held.get(key, usual):
+    """Empty the mapping at `path` if `layer` makes another choice."""
+    old, new = _at(tree, path), _at(layer, path)
+    if key not in new or new[key].value == old.get(key, usual):
         return
-    held.clear()
+    old.clear()
     for dropped in [key for key in origins if key.startswith(path + ".")]:
         del origins[dropped]
 
 
 def _at(tree: dict[str, Any], path: str) -> dict[str, Any]:
-    """The mapping at a dotted path; an empty one where there is none."""
+    """Return the mapping at a dotted path; empty if there is none."""
     node: Any = tree
     for key in path.split("."):
         node = node.get(key) if isinstance(node, dict) else None

@@ -1,5 +1,4 @@
-"""Names that are no settings here: those of earlier releases, with today's or with what to do instead
-(other_names.yaml), and the words of other systems (moving.md, a page of the docs). Pure."""
+"""Look up names that are not settings: former ones (other_names.yaml), other systems' (moving.md). Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ RENAMED_METRICS = {
     "sync/gather_seconds": "sync/move_seconds",
     "val/accuracy": "val/reward; val/accuracy is only there if the reward is 0 or 1 by its kind",
 }
-"""A former metric -> today's."""
+"""Former metric -> new name."""
 OTHERS_SECTIONS = frozenset(
     {"actor_rollout_ref", "trainer", "reward_model", "custom_reward_function", "megatron"}
 )
-"""Sections of verl that are none here."""
+"""Sections of verl that do not exist here."""
 _WORD = re.compile(r"`(?:--)?([\w.-]+)[^`]*`")
 
 
@@ -29,11 +28,11 @@ def _read(name: str) -> str:
 
 @functools.cache
 def former_settings() -> dict[tuple[str, str], str]:
-    """Return (section, a former setting of it, or setting=value) -> "renamed to ..." or "removed; ..."."""
+    """Return (section, former setting or setting=value) -> "renamed to ..." or "removed; ..."."""
     starts = {"renamed": "renamed to ", "removed": "removed; "}
     return {
-        (section, name): f"{starts[what]}{text}"
-        for what, table in yaml.safe_load(_read("other_names.yaml")).items()
+        (section, name): f"{starts[change]}{text}"
+        for change, table in yaml.safe_load(_read("other_names.yaml")).items()
         for sections, names in table.items()
         for section in sections.split(", ")
         for name, text in names.items()
@@ -42,8 +41,8 @@ def former_settings() -> dict[tuple[str, str], str]:
 
 @functools.cache
 def words_of_others() -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Return the words of the page's tables, or the ends of their dotted names: with the settings that do the
-    same, and those that nothing does the same as, with what is there in their place."""
+    """Return the words in the page's tables, or the ends of their dotted names: those with equivalent
+    settings, and unsupported ones with the alternative."""
     same: dict[str, list[str]] = {}
     unsupported: dict[str, str] = {}
     for line in _read("moving.md").splitlines():
@@ -53,19 +52,20 @@ def words_of_others() -> tuple[Mapping[str, str], Mapping[str, str]]:
         elif first.startswith("`"):
             for word in _WORD.findall(re.sub(r"\([^)]*\)", "", " ".join(cells))):
                 same.setdefault(word.replace("-", "_"), []).append(first.replace("`", ""))
-    return {word: ", or ".join(dict.fromkeys(found)) for word, found in same.items()}, unsupported
+    return {word: ", or ".join(dict.fromkeys(matches)) for word, matches in same.items()}, unsupported
 
 
 def former(section: type, key: str, value: object = None) -> str:
     """Return what became of a former setting, or of a former value of one; empty if it never was one."""
     names = (key, f"{key}={value}") if isinstance(value, str) else (key,)
-    found = (former_settings().get((section.__name__, name), "") for name in names)
-    return next(filter(None, found), "")
+    replacements = (former_settings().get((section.__name__, name), "") for name in names)
+    return next(filter(None, replacements), "")
 
 
 def answer(path: str) -> str:
-    """Return what an error says about a former metric or another system's name: about the longest end of a
-    dotted path that is in the tables, or of what stands before its last name. Empty if there is none.
+    """Return the hint of an error for a former metric or another system's name; empty if there is none.
+
+    The longest end of the dotted path that is in the tables decides, else the path without its last name.
 
     >>> answer("actor_rollout_ref.actor.optim.lr"), answer("peft_config.r")[:40]
     ('; did you mean training.optimizer.lr?', '; did you mean training.lora.rank (and w')

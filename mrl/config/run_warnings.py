@@ -1,4 +1,4 @@
-"""What works in a configuration and is probably not meant."""
+"""Warn about configurations that are valid but probably not intended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mrl.config.root import Config
 
 
 def warnings_of(config: Config) -> list[str]:
-    """What a run's start and its capacity estimate print of a configuration."""
+    """Return the warnings that a run's start and its capacity estimate print."""
     return [*_quantisation_warnings(config), *_learning_warnings(config)]
 
 
@@ -15,14 +15,14 @@ def _learning_warnings(config: Config) -> list[str]:
     for path, shaping in config.algorithm.shapings().items():
         if shaping.overlong is not None and shaping.overlong.max_tokens > longest:
             warnings.append(
-                f"algorithm.{path}.overlong.max_tokens = {shaping.overlong.max_tokens} is beyond rollout.max_response_tokens "
-                f"= {longest}: no response has the full penalty; set it to {longest}, and buffer_tokens below it"
+                f"algorithm.{path}.overlong.max_tokens = {shaping.overlong.max_tokens} exceeds "
+                f"rollout.max_response_tokens = {longest}: no response gets the full penalty; set it to "
+                f"{longest}, and buffer_tokens below it"
             )
     if config.algorithm.minibatches > config.loop.prompts_per_step:
         warnings.append(
-            f"algorithm.minibatches = {config.algorithm.minibatches} is more than loop.prompts_per_step = "
-            f"{config.loop.prompts_per_step}: a minibatch is at least one group, so there are no more than "
-            f"{config.loop.prompts_per_step}; set it to that or fewer"
+            f"algorithm.minibatches = {config.algorithm.minibatches} exceeds loop.prompts_per_step = "
+            f"{config.loop.prompts_per_step}: a mini-batch is at least one group; set at most that many"
         )
     return warnings
 
@@ -34,11 +34,11 @@ def _quantisation_warnings(config: Config) -> list[str]:
     if config.algorithm.correction.kind == "off" and config.algorithm.old_logprobs != "rollout":
         warnings.append(
             f"{setting} with algorithm.correction.kind = off: the engine's probabilities differ from the "
-            "trainer's by more than rounding, and nothing weighs its tokens; truncated is the usual choice"
+            "trainer's by more than rounding, and nothing corrects for it; truncated is the usual choice"
         )
     if config.loop.max_rollout_mismatch is not None:
         warnings.append(
             f"{setting} with loop.max_rollout_mismatch = {config.loop.max_rollout_mismatch:g}: quantised "
-            "weights alone make differences of tenths and more; measure some steps without a limit first"
+            "weights alone cause differences of tenths and more; measure some steps without a limit first"
         )
     return warnings

@@ -1,4 +1,4 @@
-"""The last line of a run: how it ended, and what a diagnosis finds in it. Pure: rows and settings in, a sentence out."""
+"""Write a run's last line: how it ended, and its first finding. Pure: rows and settings in, text out."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from mrl.observe.metric_curves import Curves
 
 ADVANTAGE = "advantage/abs_max"
 LEAST_STEPS = 5
-"""Steps without any advantage from which on a run has learned nothing."""
+"""Steps without any advantage after which a run counts as having learned nothing."""
 
 
 def learned_nothing(curves: Curves, settings: Mapping[str, str]) -> bool:
-    """Return True if no step of the run had an advantage other than 0, and nothing else was learned from."""
+    """Return True if no step of the run had a non-zero advantage, and nothing else was learned from."""
     if any(name.startswith("algorithm.distillation.") for name in settings):
         return False
     largest = curves.of(ADVANTAGE)[curves.steps > 0]
@@ -27,12 +27,12 @@ def closing_line(name: str, ended: str, curves: Curves, settings: Mapping[str, s
     findings = diagnose(curves, settings).findings
     if learned_nothing(curves, settings):
         line += (
-            f"; nothing was learned: in none of {last} steps did the samples of a prompt have different rewards, so every advantage "
-            "was 0"
+            f"; nothing was learned: in all {last} steps the samples of a prompt had equal rewards, so every "
+            "advantage was 0"
         )
     if findings:
         first = findings[0]
         others = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
         line += f"; {first.rule} since step {first.since}: {first.title}{others}"
-        line += f"; `mrl diagnose {name}` says what to change"
+        line += f"; run `mrl diagnose {name}` to see what to change"
     return line

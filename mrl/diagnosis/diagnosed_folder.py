@@ -1,4 +1,4 @@
-"""The diagnosis of a run folder, as far as the folder can be read."""
+"""Diagnose a run folder, as far as it can be read."""
 
 from __future__ import annotations
 
@@ -18,41 +18,42 @@ from mrl.report.log_rows import ReadSummary, read_log_rows
 from mrl.report.run_data import tree_in
 
 SHOWN = 3
-"""Samples of a finding."""
+"""Samples per finding."""
 KEPT_ROWS = 256
-"""Last training samples of the file among which they are chosen."""
+"""Last training samples of the file from which they are chosen."""
 
 
 def diagnose_folder(folder: Path) -> tuple[Diagnosis, list[str]]:
-    """What is wrong with the run, and what of its folder could not be read. DataError where it has no rows of metrics."""
+    """Return the run's diagnosis and notes on unreadable files; raise DataError without metrics rows."""
     metrics, samples = ReadSummary("metrics.jsonl"), ReadSummary("samples.jsonl")
     curves = Curves(read_log_rows(folder / "metrics.jsonl", metrics))
     if not len(curves):
         raise DataError(f"{folder}/metrics.jsonl has no rows; is this a run folder?")
     if curves.has("tune/loss"):
         raise DataError(
-            f"{folder} was written by `mrl tune`: the rules are about runs of `mrl train`; `mrl report` shows its curves"
+            f"{folder} was written by `mrl tune`, but the rules are for `mrl train`; use `mrl report` for "
+            "its curves"
         )
     notes: list[str] = []
     settings = dict(flat(tree_in(folder, "config.yaml", tree_of, notes)))
     notes += _not_finite(curves)
-    found = diagnose(curves, settings)
-    if found.findings:
+    diagnosis = diagnose(curves, settings)
+    if diagnosis.findings:
         last = _last_samples(read_log_rows(folder / "samples.jsonl", samples))
-        found = dataclasses.replace(
-            found,
+        diagnosis = dataclasses.replace(
+            diagnosis,
             findings=[
                 dataclasses.replace(f, samples=choose_samples(last, f.since, RULES[f.rule].samples))
-                for f in found.findings
+                for f in diagnosis.findings
             ],
         )
         notes += samples.notes()
-    return found, metrics.notes() + notes
+    return diagnosis, metrics.notes() + notes
 
 
 def choose_samples(samples: Iterable[dict[str, Any]], since: int, which: str) -> list[str]:
-    """Ids of at most SHOWN samples of steps from `since` on, each of another prompt: those with the `highest` or the
-    `lowest` rewards, the latest first among equals."""
+    """Return ids of at most SHOWN samples from step `since` on, one per prompt: those with the `highest` or
+    `lowest` rewards, latest first among equals."""
     sign = -1.0 if which == "highest" else 1.0
     judged = [
         (sign * float(row["reward"]), -int(row["step"]), str(row["sample_id"]))
@@ -73,11 +74,11 @@ def _last_samples(samples: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _not_finite(curves: Curves) -> list[str]:
-    """What was written and is no finite number, in one sentence."""
+    """Return one sentence about values that are not finite."""
     if not curves.not_finite:
         return []
     name, (count, first) = min(curves.not_finite.items(), key=lambda item: item[1][1])
     return [
-        f"metrics.jsonl: NaN or infinity in {len(curves.not_finite)} metrics, the first of them {name} at step {first} "
-        f"({count} rows): rules see gaps there."
+        f"metrics.jsonl: NaN or infinity in {len(curves.not_finite)} metrics, first in {name} at step "
+        f"{first} ({count} rows): rules ignore these values."
     ]

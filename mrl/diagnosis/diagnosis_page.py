@@ -1,4 +1,4 @@
-"""A diagnosis in words: what `mrl diagnose` prints and writes into the run folder as diagnosis.md."""
+"""Render a diagnosis as text: what `mrl diagnose` prints and writes to diagnosis.md in the run folder."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from mrl.diagnosis.findings import Diagnosis
 
-HEALTHY = "No rule fires. That is no proof of health: docs/diagnosis.md says what each one looks at."
+HEALTHY = "No rule fires. That does not prove health: docs/diagnosis.md explains what each rule checks."
 
 
 def markdown(name: str, diagnosis: Diagnosis, notes: Sequence[str]) -> str:
-    """The page of a run; the likeliest cause comes first."""
+    """Return the page of a run; the likeliest cause comes first."""
     lines = [f"# Diagnosis of {name}", "", f"Up to step {diagnosis.last}.", ""]
     lines += [f"- {note}" for note in notes]
     if not diagnosis.findings:

@@ -1,4 +1,4 @@
-"""What a diagnosis says: findings with their evidence, what to change, what speaks against it; and what it cannot tell."""
+"""Types of a diagnosis: findings with evidence, changes and counter-evidence, and what it cannot tell."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ PART = "reward/<part>"
 
 @dataclasses.dataclass(frozen=True)
 class DiagnosedRun:
-    """What rules look at."""
+    """Run that the rules examine."""
 
     curves: Curves
     settings: Mapping[str, str]
-    """By dotted names, as mrl.config.flat gives them."""
+    """Settings by dotted name, as returned by mrl.config.flat."""
 
     @cached_property
     def quality(self) -> Quality:
-        """ValueError without validation: a rule that reads it needs `val/reward`."""
-        found = quality(self.curves)
-        if found is None:
+        """Quality of the run; ValueError without validation, so a rule that reads it needs `val/reward`."""
+        result = quality(self.curves)
+        if result is None:
             raise ValueError("the run has no validation")
-        return found
+        return result
 
     @cached_property
     def parts(self) -> list[str]:
-        """Metrics of the reward's named parts, in the reward's order: validation reads the first one."""
+        """Metrics of the reward's named parts, in order; validation reads the first."""
         return [name for name in self.curves.names("reward/") if name_in_list(name) == PART]
 
     def measures(self, name: str) -> bool:
-        """Whether some row has a number of this metric; of PART, whether the reward has parts."""
+        """Return True if some row has a number of this metric; for PART, if the reward has parts."""
         return bool(self.parts) if name == PART else self.curves.has(name)
 
     def number(self, setting: str) -> float | None:
-        """The setting's value where it is a number."""
+        """Return the setting's value if it is a number."""
         try:
             return float(self.settings.get(setting, ""))
         except ValueError:
@@ -50,10 +50,10 @@ class DiagnosedRun:
 
 
 class Lever(NamedTuple):
-    """A change that acts on what was found."""
+    """Change that acts on a finding."""
 
     setting: str
-    """Dotted name, or words where it is no setting."""
+    """Dotted name, or words if it is not a setting."""
     now: str
     value: str
     why: str
@@ -66,26 +66,26 @@ class Lever(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Signs:
-    """What a rule sees."""
+    """Result of one rule."""
 
     sick: np.ndarray
-    """[S] bool, looking back only."""
+    """[S] bool, from earlier rows only."""
     evidence: list[str]
-    """Sentences with metrics and values, of the last row."""
+    """Sentences with metrics and values of the last row."""
     levers: list[Lever]
     against: list[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """A rule whose signs stand at the last row."""
+    """Rule whose signs are present at the last row."""
 
     rule: str
     title: str
     since: int
-    """First step of the signs that stand without a gap."""
+    """First step from which the signs are present without a gap."""
     last: int
-    """The last step."""
+    """Last step."""
     evidence: list[str]
     levers: list[Lever]
     against: list[str]
@@ -95,11 +95,11 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Of one run, up to its last row."""
+    """Diagnosis of one run, up to its last row."""
 
     last: int
-    """The last step; -1 without rows."""
+    """Last step; -1 without rows."""
     findings: list[Finding]
-    """The likeliest cause first."""
+    """Findings, the likeliest cause first."""
     cannot_tell: dict[str, str]
     """Rule -> what is missing."""

@@ -1,7 +1,8 @@
-"""Whether a run gets better: its validation against its best, and what the training reward did since then.
+"""Measure whether a run improves: its validation against its best, and the change of the training reward
+since then.
 
-No rule fires on a training signal alone, because falling entropy, groups without a gradient and large gradients are what
-a run looks like that has learned its task.
+No rule fires on a training signal alone, because falling entropy, groups without a gradient and large
+gradients also occur in a run that has learned its task.
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ from mrl.observe.metric_curves import Curves
 
 VALIDATION = "val/reward"
 FALL = 0.05
-"""Fall of the validation below its best that counts, where its standard error is not larger."""
+"""Fall of the validation below its best that counts, if its standard error is not larger."""
 PROMPTS = 256.0
-"""Validation prompts of a run that does not say how many it has."""
+"""Validation prompts assumed if a run does not log them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quality:
-    """Arrays are [S], a value a row."""
+    """Quality of a run; arrays are [S], one value per row."""
 
     now: np.ndarray
-    """The last validation."""
+    """Last validation."""
     best: np.ndarray
     best_row: np.ndarray
-    """The row of the best."""
+    """Row of the best validation."""
     checks_since: np.ndarray
-    """Validations after the best."""
+    """Number of validations after the best."""
     fell: np.ndarray
-    """Whether the last two validations are below the best by more than chance."""
+    """True if the last two validations are below the best by more than chance."""
     reward_change: np.ndarray
-    """Recent training reward less that around the best validation."""
+    """Recent training reward minus that around the best validation."""
     reward_error: float
-    """The standard error of that change."""
+    """Standard error of that change."""
 
     @property
     def reward_rose(self) -> np.ndarray:
@@ -48,12 +49,12 @@ class Quality:
 
     @property
     def stalled(self) -> np.ndarray:
-        """Whether the best is older than three validations."""
+        """True if the best is older than three validations."""
         return self.checks_since > 3
 
 
 def quality(curves: Curves) -> Quality | None:
-    """None without validation."""
+    """Return the quality of a run; None without validation."""
     if not curves.has(VALIDATION):
         return None
     readings, rewards = curves.of(VALIDATION), curves.of("reward/mean")
@@ -76,7 +77,7 @@ def quality(curves: Curves) -> Quality | None:
 
 
 def _best_rows(readings: np.ndarray) -> np.ndarray:
-    """[S] int64: the first row of the best reading so far; 0 before there is one."""
+    """Return [S] int64: first row of the best reading so far; 0 before there is one."""
     rows, best = np.zeros(len(readings), np.int64), 0
     for row, reading in enumerate(readings):
         if np.isfinite(reading) and not reading <= readings[best]:
@@ -86,7 +87,7 @@ def _best_rows(readings: np.ndarray) -> np.ndarray:
 
 
 def _at_last_check(below: np.ndarray, checks: np.ndarray) -> np.ndarray:
-    """[S] what held after the validation before the last one; False where there was none."""
+    """Return [S] `below` as of the validation before the last one; False if there was none."""
     first = np.searchsorted(checks, checks - 1)
     return below[first] & (checks > 1)
 
@@ -96,6 +97,6 @@ def _variance(share: np.ndarray) -> np.ndarray:
 
 
 def _around(rewards: np.ndarray, best_row: np.ndarray) -> np.ndarray:
-    """[S] the mean reward of the best row, the one before, and the one after, whose samples the validated weights drew."""
+    """Return [S] mean rewards of the best row and its neighbours; the validated weights drew the next."""
     last = np.minimum(best_row + 1, np.arange(len(rewards)))
     return recent(rewards, 3)[last]

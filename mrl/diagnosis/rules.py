@@ -1,4 +1,4 @@
-"""The table of rules, and a diagnosis by them. Pure: rows and settings in, findings out."""
+"""Table of rules, and the diagnosis by them. Pure: rows and settings in, findings out."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from mrl.observe.metric_curves import Curves
 
 ADVICE = {
     VALIDATION: "validation (data.validation, loop.validation.every_steps)",
-    PART: "the truth as the first of several parts of the reward, which validation then reads",
+    PART: "a reward of several parts whose first part, which validation reads, is the true objective",
     "rollout/distinct_frac": "loop.samples_per_prompt above 1, and a run of this version",
 }
-"""How a run gets a metric that it lacks, where a sentence is needed."""
+"""Ways to get a missing metric, if its name alone does not explain it."""
 
 
 class Rule(NamedTuple):
-    """What one kind of failure looks like."""
+    """Signs of one kind of failure."""
 
     title: str
     look: Callable[[DiagnosedRun], Signs]
     needs: tuple[str, ...]
-    """Metrics without which it cannot tell."""
+    """Metrics without which it cannot decide."""
     rows: int
-    """Rows in a row that its signs must stand."""
+    """Consecutive rows in which its signs must be present."""
     samples: str
-    """Which samples show it: the highest or the lowest rewards of the last steps."""
+    """Samples that show it: the highest or the lowest rewards of the last steps."""
     only_with: str = ""
-    """A metric without which the run has nothing that could fail so."""
+    """Metric without which the run cannot fail in this way."""
 
 
 RULES = {
     "engines_apart": Rule(
-        "engines and trainer are apart: tokens are drawn from other weights than those that are trained",
+        "engines and trainer diverge: tokens are sampled from other weights than those trained",
         parts_rules.engines_apart,
         (parts_rules.MISMATCH,),
         3,
         "lowest",
     ),
     "correction_takes_gradient": Rule(
-        "the correction takes most of the gradient: its weights leave little to learn from",
+        "the correction removes most of the gradient: its weights leave little to learn from",
         parts_rules.correction_takes_gradient,
         (parts_rules.LEFT,),
         5,
@@ -51,7 +51,7 @@ RULES = {
         only_with=parts_rules.LEFT,
     ),
     "critic_lost": Rule(
-        "the critic is lost: its values say nothing about the returns",
+        "the critic has failed: its values do not predict the returns",
         parts_rules.critic_lost,
         ("critic/error_squared", "critic/explained_variance"),
         10,
@@ -59,28 +59,28 @@ RULES = {
         only_with="critic/error_squared",
     ),
     "verifier_silent": Rule(
-        "the verifier tells samples not apart",
+        "the verifier does not distinguish samples",
         parts_rules.verifier_silent,
         ("reward/max", "reward/min"),
         3,
         "highest",
     ),
     "reward_hacked": Rule(
-        "the reward rises and the truth falls: the policy found a way round the reward",
+        "the reward rises while the true objective falls: the policy hacks the reward",
         learning_rules.reward_hacked,
         ("reward/mean", VALIDATION, PART),
         1,
         "highest",
     ),
     "rows_memorised": Rule(
-        "the training rows are learned by heart: their reward rises and the validation falls",
+        "the training rows are memorised: their reward rises while the validation falls",
         learning_rules.rows_memorised,
         ("reward/mean", VALIDATION),
         1,
         "highest",
     ),
     "policy_collapsed": Rule(
-        "the policy unlearns what it knew: updates are too large",
+        "the policy collapses: updates are too large",
         learning_rules.policy_collapsed,
         ("reward/mean", VALIDATION),
         1,
@@ -108,25 +108,25 @@ RULES = {
         "highest",
     ),
     "no_gradient": Rule(
-        "nearly no group has a gradient",
+        "almost no group has a gradient",
         learning_rules.no_gradient,
         ("group/all_wrong_frac", "group/degenerate_samples_frac"),
         10,
         "highest",
     ),
     "gradient_spikes": Rule(
-        "gradients are far above the usual again and again",
+        "gradient norms spike repeatedly",
         learning_rules.gradient_spikes,
         ("optim/grad_norm", VALIDATION),
         1,
         "lowest",
     ),
 }
-"""The likeliest cause first: what stands below may follow from what stands above."""
+"""Rules, the likeliest cause first: a later one may follow from an earlier one."""
 
 
 def diagnose(curves: Curves, settings: Mapping[str, str]) -> Diagnosis:
-    """The findings of all rules at the last row."""
+    """Return the findings of all rules at the last row."""
     run, findings, cannot_tell = DiagnosedRun(curves, settings), [], {}
     for name, rule in RULES.items():
         if not len(curves) or (rule.only_with and not curves.has(rule.only_with)):
@@ -134,7 +134,7 @@ def diagnose(curves: Curves, settings: Mapping[str, str]) -> Diagnosis:
         if missing := [ADVICE.get(metric, metric) for metric in rule.needs if not run.measures(metric)]:
             cannot_tell[name] = f"needs {', '.join(missing)}"
         elif finding := _finding(run, name, rule):
-            findings.append(_told_of_earlier(finding, findings))
+            findings.append(_with_earlier(finding, findings))
     last = int(curves.steps[-1]) if len(curves) else -1
     return Diagnosis(last, findings, cannot_tell)
 
@@ -148,9 +148,9 @@ def _finding(run: DiagnosedRun, name: str, rule: Rule) -> Finding | None:
     return Finding(name, rule.title, since, last, signs.evidence, signs.levers, list(signs.against))
 
 
-def _told_of_earlier(finding: Finding, earlier: list[Finding]) -> Finding:
-    """With the findings that began before it among what speaks against it."""
+def _with_earlier(finding: Finding, earlier: list[Finding]) -> Finding:
+    """Add earlier findings to what speaks against this one."""
     for other in earlier:
         if other.since <= finding.since:
-            finding.against.append(f"{other.rule} stands since step {other.since}: this may follow from it")
+            finding.against.append(f"{other.rule} is present since step {other.since} and may cause this")
     return finding

@@ -1,12 +1,13 @@
-"""ledger.jsonl: what became of each training prompt, a line a step, on disk before the step's checkpoint.
+"""Write ledger.jsonl: the fate of each training prompt, one line per step, on disk before the step's
+checkpoint.
 
-| line | says |
+| line | contains |
 |---|---|
-| start | number of the attempt; the step it begins with, which undoes that step and all later ones of attempts before; the prompts that were on their way in the checkpoint |
-| step | the prompts it trained on; those filtered or given up since the line before; those on their way after it |
+| start | attempt number; its first step, which undoes later steps of earlier attempts; prompts in flight |
+| step | prompts trained on; those filtered or given up since the previous line; those in flight after it |
 
-Prompts are told by index, as ranges: `16-19,21`. `next` is the index that is admitted next: each one below it stands in one line
-that counts, or is on its way in the last. `mrl audit` proves that (mrl/report/audit.py).
+Prompts are indices, as ranges: `16-19,21`. `next` is the next index to admit: each smaller one is in exactly
+one line that counts, or in flight in the last one. `mrl audit` proves that (mrl/report/audit.py).
 """
 
 from __future__ import annotations
@@ -21,41 +22,41 @@ from pathlib import Path
 from mrl.observe.metrics_log import LoggedRows, append_lines
 
 MOST_INDICES = 1 << 20
-"""Prompts that one line may have of a kind: a file of somebody else says what it likes."""
+"""Most prompts of a kind in one line, because a file from elsewhere may contain anything."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the prompts of a run are, and which left since that was last asked without being trained on."""
+    """Prompts in flight, and prompts dropped since the last query without being trained on."""
 
     on_the_way: Sequence[int]
-    """Admitted, and neither trained on nor dropped."""
+    """Prompts admitted, and neither trained on nor dropped."""
     next_index: int
-    """Of the prompt that is admitted next."""
+    """Index of the next prompt to admit."""
     filtered: Sequence[int] = ()
     given_up: Sequence[int] = ()
 
 
 class LedgerLog:
-    """Appends lines, which are complete on disk when a call returns, unless the disk is full; then with the next line."""
+    """Appends lines, complete on disk when a call returns; on a full disk, with the next line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unwritten: list[str] = []
         self.attempt = 0
-        """Which start of the run this is, from 1; 0 before `start`."""
+        """Number of this start of the run, from 1; 0 before `start`."""
 
     def start(self, step: int, standing: Standing) -> list[int]:
-        """An attempt begins with this step; how many prompts each of the steps had trained which it undoes."""
+        """Begin an attempt with this step; return how many prompts each step that it undoes had trained."""
         _cut_torn_line(self._path)
         before, undone = _before(self._path, step)
         self.attempt = before + 1
-        self._append({"start": self.attempt, "step": step} | _told(standing))
+        self._append({"start": self.attempt, "step": step} | _fields(standing))
         return undone
 
     def step(self, step: int, trained: Iterable[int], standing: Standing) -> None:
-        """A step was trained."""
-        self._append({"step": step, "trained": ranges(trained)} | _told(standing))
+        """Write the line of a trained step."""
+        self._append({"step": step, "trained": ranges(trained)} | _fields(standing))
 
     def _append(self, line: dict[str, object]) -> None:
         self._unwritten.append(
@@ -66,14 +67,14 @@ class LedgerLog:
 
 
 def ranges(indices: Iterable[int]) -> str:
-    """Indices in ascending order as text, neighbours as first-last."""
+    """Return indices as text in ascending order, neighbours as first-last."""
     runs = itertools.groupby(enumerate(sorted(indices)), key=lambda pair: pair[1] - pair[0])
-    ends = [(own[0][1], own[-1][1]) for own in (list(run) for _, run in runs)]
+    ends = [(pairs[0][1], pairs[-1][1]) for pairs in (list(run) for _, run in runs)]
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
 def indices_of(text: str) -> list[int]:
-    """The indices that `ranges` told; ValueError for another text, and for one of more prompts than a line can have."""
+    """Return the indices of a `ranges` text; raise ValueError for other text, or for too many prompts."""
     bounds = [part.partition("-") for part in text.split(",") if part]
     spans = [range(int(first), int(last or first) + 1) for first, _, last in bounds]
     if sum(max(0, span.stop - span.start) for span in spans) > MOST_INDICES:
@@ -81,7 +82,7 @@ def indices_of(text: str) -> list[int]:
     return [index for span in spans for index in span]
 
 
-def _told(standing: Standing) -> dict[str, object]:
+def _fields(standing: Standing) -> dict[str, object]:
     return {
         "next": standing.next_index,
         "filtered": ranges(standing.filtered),
@@ -91,7 +92,7 @@ def _told(standing: Standing) -> dict[str, object]:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """A machine that died may have left half a line, behind which no other may stand."""
+    """Cut the half line that a dead machine may have left, because no line may follow it."""
     if not path.is_file():
         return
     end = 0
@@ -102,20 +103,20 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def _before(path: Path, step: int) -> tuple[int, list[int]]:
-    """The number of the last attempt, 0 for none, and how many prompts its steps, and those before, had from this one on."""
+    """Return the last attempt's number (0 for none), and the prompt counts of the steps from this one on."""
     attempt, trained = 0, []
     for line in LoggedRows(path):
         if isinstance(line.get("start"), int):
             attempt = int(line["start"])
-            trained = [before for before in trained if before["step"] < line["step"]]
+            trained = [earlier for earlier in trained if earlier["step"] < line["step"]]
         elif line["step"] >= step:
             trained.append(line)
     return attempt, [_count(str(line.get("trained", ""))) for line in trained]
 
 
-def _count(told: str) -> int:
-    """Of the prompts that ranges told; 0 where the line is damaged."""
+def _count(text: str) -> int:
+    """Return the number of prompts in a `ranges` text; 0 if it is damaged."""
     try:
-        return len(indices_of(told))
+        return len(indices_of(text))
     except ValueError:
         return 0

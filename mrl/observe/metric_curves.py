@@ -1,4 +1,4 @@
-"""A run's metrics: an array each, with a value a row; and curves of bounded length, of rows' mean and range."""
+"""Collect a run's metrics as arrays, one value per row, and reduce them to curves of bounded length."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LARGEST_STEP = 2**53
 POINTS = 1000
 """Most points of a curve."""
 SECONDS = ("time/step_seconds", "time/save_seconds", "time/validate_seconds")
-"""What a row's time is the sum of."""
+"""Metrics whose sum is a row's time."""
 
 
 class Curves:
-    """Rows so far. A row of a step that was there replaces that one and those after it, as a resumed run does it."""
+    """Rows so far; a row of an existing step replaces that row and all after it, as a resumed run does."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         self._steps: array[int] = array("q")
@@ -33,7 +33,7 @@ class Curves:
             self.add(row)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """One row of metrics; one without a step is no row."""
+        """Add one row of metrics; a row without a step is only counted."""
         step = row.get("step")
         if not isinstance(step, int) or abs(step) >= LARGEST_STEP:
             self.skipped += 1
@@ -50,7 +50,7 @@ class Curves:
                 self.not_finite[name] = (count + 1, first)
 
     def _column(self, name: str, size: int) -> array[float]:
-        """The metric's values with as many entries; NaN where rows did not have it."""
+        """Return the metric's values cut or padded to `size`; NaN for rows without it."""
         column = self._columns.setdefault(name, array("d"))
         del column[size:]
         column.extend([math.nan] * (size - len(column)))
@@ -61,11 +61,11 @@ class Curves:
 
     @property
     def steps(self) -> np.ndarray:
-        """[S] the steps of the rows, ascending."""
+        """[S] steps of the rows, ascending."""
         return np.array(self._steps, np.int64)
 
     def of(self, name: str) -> np.ndarray:
-        """[S] float64; NaN where a row has no finite number of this name."""
+        """Return [S] float64; NaN if a row has no finite number of this name."""
         if name not in self._columns:
             return np.full(len(self), math.nan)
         return np.array(self._column(name, len(self)), np.float64)
@@ -74,20 +74,20 @@ class Curves:
         return bool(np.isfinite(self.of(name)).any())
 
     def names(self, prefix: str = "") -> list[str]:
-        """Metrics that begin so, in the order in which rows named them first."""
+        """Return the metrics with this prefix, in order of first appearance."""
         return [name for name in self._columns if name.startswith(prefix)]
 
 
 def rows_per_point(curves: Curves, points: int = POINTS) -> int:
-    """Return how many neighbouring rows share a point, for at most so many points; a power of 2."""
+    """Return how many neighbouring rows share a point, a power of 2, for at most `points` points."""
     return 1 << max(0, math.ceil(math.log2(len(curves) / points))) if len(curves) else 1
 
 
 def drawn(curves: Curves, points: int = POINTS) -> dict[str, Any]:
-    """Return JSON values: steps and hours at the end of each point, and per metric the means; with more than
-    one row a point also the ranges.
+    """Return JSON values: step and hours at the end of each point, each metric's means, and ranges if points
+    have several rows.
 
-    `hours` are those that steps, their saving and validations took since the first row; None stands where a point has no number.
+    `hours` count steps, saves and validations since the first row; None marks a point without a number.
     """
     width, steps = rows_per_point(curves, points), curves.steps
     starts = np.arange(0, len(curves), width)
@@ -109,13 +109,13 @@ def drawn(curves: Curves, points: int = POINTS) -> dict[str, Any]:
 
 
 def _points(values: np.ndarray, starts: np.ndarray, *, with_range: bool) -> dict[str, list[float | None]]:
-    """`values` [S] of a metric, in points that begin at these rows."""
-    there = np.isfinite(values)
-    count = np.add.reduceat(there, starts, dtype=np.int64)
-    lines = {"mean": np.add.reduceat(np.where(there, values, 0.0), starts) / np.maximum(count, 1)}
+    """Return means and ranges of a metric's `values` [S] in points that begin at the rows `starts`."""
+    is_finite = np.isfinite(values)
+    count = np.add.reduceat(is_finite, starts, dtype=np.int64)
+    lines = {"mean": np.add.reduceat(np.where(is_finite, values, 0.0), starts) / np.maximum(count, 1)}
     if with_range:
-        lines["low"] = np.minimum.reduceat(np.where(there, values, np.inf), starts)
-        lines["high"] = np.maximum.reduceat(np.where(there, values, -np.inf), starts)
+        lines["low"] = np.minimum.reduceat(np.where(is_finite, values, np.inf), starts)
+        lines["high"] = np.maximum.reduceat(np.where(is_finite, values, -np.inf), starts)
     return {
         name: [_short(value) if n else None for value, n in zip(line, count, strict=True)]
         for name, line in lines.items()
@@ -123,7 +123,7 @@ def _points(values: np.ndarray, starts: np.ndarray, *, with_range: bool) -> dict
 
 
 def _number(value: object) -> float | None:
-    """NaN and infinity stand as texts in metrics.jsonl."""
+    """Return a number or None; metrics.jsonl has NaN and infinity as text."""
     if isinstance(value, bool):
         return None
     with contextlib.suppress(ValueError, OverflowError):

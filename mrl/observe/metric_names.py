@@ -1,7 +1,8 @@
-"""Every metric of metrics.jsonl and expert_load.jsonl, with its unit and a sentence: a contract with readers.
+"""Describe every metric of metrics.jsonl and expert_load.jsonl, with unit and meaning: a contract with
+readers.
 
-The list is the page metrics.md beside this file. The report is made from it; a metric that a real run writes
-and that is not there fails a test. Pure.
+The list is the page metrics.md in this folder. The report is made from it; a test fails if a run writes a
+metric that is not in the list. Pure.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
-    """What a number is."""
+    """Unit and meaning of a number."""
 
     unit: str
-    """A word that the page explains, or that says it itself."""
+    """Unit that the page explains, or that needs no explanation."""
     meaning: str
-    """A sentence."""
+    """One sentence."""
 
 
 _LINE = re.compile(r"^- `(.+?)` \[(.+?)\] (.+(?:\n  .+)*)", re.MULTILINE)
@@ -31,12 +32,12 @@ def metrics_page() -> str:
 
 
 METRICS = {name: Metric(unit, " ".join(text.split())) for name, unit, text in _LINE.findall(metrics_page())}
-"""Name -> unit and meaning; <...> stands for a part of the name that differs. A row leaves out what does not apply to its step."""
+"""Name -> unit and meaning; <...> is a variable part. A row omits what does not apply to its step."""
 
 
 @functools.cache
 def pattern_of(name: str) -> re.Pattern[str]:
-    """What matches a name of METRICS: one of its words for <a|b>, one part of a name for any other <...>."""
+    """Return the pattern of a METRICS name: <a|b> matches its words, any other <...> one name part."""
     parts = re.split(r"(<[^>]*>)", name)
     return re.compile("".join(_part(part) for part in parts))
 
@@ -48,7 +49,7 @@ def _part(part: str) -> str:
 
 
 def with_todays_names(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row with `val/reward` in place of the `val/accuracy` of earlier versions, which was the mean reward of any kind.
+    """Rename `val/accuracy` of earlier versions, the mean reward of any kind, to `val/reward`.
 
     >>> with_todays_names({"step": 3, "val/accuracy": 0.5, "val/accuracy/sums": 1.0})
     {'step': 3, 'val/reward': 0.5, 'val/reward/sums': 1.0}
@@ -61,7 +62,7 @@ def with_todays_names(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @functools.cache
 def name_in_list(name: str) -> str | None:
-    """The entry of METRICS that a row's name belongs to, one without a part that differs first; None where there is none.
+    """Return the entry of METRICS for a row's name, exact names first; None if there is none.
 
     >>> name_in_list("time/sync_seconds"), name_in_list("reward/max"), name_in_list("nobody/knows")
     ('time/<phase>_seconds', 'reward/max', None)
@@ -72,7 +73,7 @@ def name_in_list(name: str) -> str | None:
 
 
 def undescribed(names: Iterable[str]) -> list[str]:
-    """The names that are not in the list.
+    """Return the names that are not in the list.
 
     >>> undescribed(["reward/mean", "time/sync_seconds", "reward/of/nobody"])
     ['reward/of/nobody']

@@ -1,6 +1,6 @@
-"""metrics.jsonl: one object a step, always written, never a step twice.
+"""Write metrics.jsonl: one object per step, never the same step twice.
 
-Beside the file: which of its fields may differ between equal runs.
+Also define which of its fields may differ between equal runs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mrl.observe.metric_names import with_todays_names
 log = logging.getLogger(__name__)
 
 LAYERS = "moe/layers/"
-"""Prefix of figures of single layers, which have a file of their own; the layer's number follows, from 0."""
+"""Prefix of per-layer metrics, which have a file of their own; the layer's number follows, from 0."""
 VOLATILE_PREFIXES = ("time/", "perf/", "mem/", "pool/", "resume/")
 VOLATILE_PARTS = ("seconds", "/held_by/")
-"""Fields that depend on the machine's speed or on deaths; all others are equal for equal seed, configuration and machine."""
+"""Fields that depend on speed or crashes; others are equal for equal seed, configuration and machine."""
 
 
 def without_volatile(row: Mapping[str, object]) -> dict[str, object]:
-    """Keeps the part of a metrics row that a deterministic run repeats to the last bit."""
+    """Return the part of a metrics row that a deterministic run repeats bitwise."""
     return {name: value for name, value in row.items() if not _is_volatile(name)}
 
 
@@ -34,7 +34,7 @@ def _is_volatile(name: str) -> bool:
 
 
 class MetricsLog:
-    """Appends rows to a file; rows are complete lines on disk when `write` returns, unless the disk is full."""
+    """Appends rows to a file; rows are complete on disk when `write` returns, unless the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,7 +42,7 @@ class MetricsLog:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def resume_at(self, step: int) -> None:
-        """Drops rows of `step` and later, so that a resumed run logs no step twice. Lines that are no rows go to a file beside."""
+        """Drop rows of `step` and later, which a resumed run logs again; put damaged lines aside."""
         damaged: list[bytes] = []
         with replacing(self._path) as kept:
             for line in _lines(self._path):
@@ -54,18 +54,18 @@ class MetricsLog:
                 put_aside(self._path, damaged)
 
     def has(self, step: int) -> bool:
-        """Whether a row of the step is there."""
+        """Return True if the file has a row of the step."""
         return any(row["step"] == step for row in LoggedRows(self._path))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Appends a row; one that a full disk does not take is written before the next one."""
+        """Append a row; if the disk is full, it is written before the next one."""
         self._unwritten.append(_line({"step": step, **values}))
         if append_lines(self._path, self._unwritten):
             self._unwritten.clear()
 
 
 def append_lines(path: Path, lines: Sequence[str]) -> bool:
-    """Writes all lines durably at the end of the file, or none of them with a warning; says whether it did."""
+    """Append all lines durably, or none with a warning; return True if they were written."""
     size = path.stat().st_size if path.is_file() else 0
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -73,7 +73,7 @@ def append_lines(path: Path, lines: Sequence[str]) -> bool:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        log.warning("%s: %d lines could not be written: %s", path, len(lines), error)
+        log.warning("%s: cannot write %d lines: %s", path, len(lines), error)
         if path.is_file():
             os.truncate(path, size)
         return False
@@ -81,8 +81,7 @@ def append_lines(path: Path, lines: Sequence[str]) -> bool:
 
 
 class LoggedRows:
-    """The rows that a file has at this moment, each with its step, read one by one and anew each time; an absent file has none. What is no row,
-    torn or damaged, is passed over."""
+    """Rows that a file has now, re-read on each iteration; damaged lines and absent files are skipped."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._size = path, path.stat().st_size if path.is_file() else 0
@@ -98,12 +97,12 @@ class LoggedRows:
 
 
 def read(path: Path) -> list[dict[str, float]]:
-    """All rows of a file at once."""
+    """Return all rows of a file."""
     return list(LoggedRows(path))
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Without their ends; none of an absent file."""
+    """Yield lines without their ends; none for an absent file."""
     if path.is_file():
         with path.open("rb") as file:
             for line in file:

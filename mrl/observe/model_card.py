@@ -1,4 +1,4 @@
-"""README.md of an exported folder: what the weights are, in the form that model hubs read."""
+"""Write the README.md of an exported folder, in the form that model hubs read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import yaml
 from mrl.config.root import Config
 
 CACHED = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
-"""A model's folder in the Hugging Face cache."""
+"""Model folder in the Hugging Face cache."""
 HUB_ROWS = re.compile(r"hf://(?P<name>[^:@]+)")
 LICENSE_KEYS = ("license", "license_name", "license_link", "language")
-"""What a derived model keeps of its base's front matter."""
+"""Keys that a derived model keeps of its base's front matter."""
 FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
 NO_FIGURES = ("val/prompts", "val/no_reward")
 
@@ -23,7 +23,11 @@ NO_FIGURES = ("val/prompts", "val/no_reward")
 def model_card(
     config: Config, *, step: int, dtype: str, versions: Mapping[str, str], row: Mapping[str, Any] | None
 ) -> str:
-    """The card of the policy after `step` steps. `row`: the last metrics with a validation, or None."""
+    """Return the model card of the policy after `step` steps.
+
+    Args:
+        row: Last metrics with a validation, or None.
+    """
     base, matter = base_model(config.model.path), front_matter(Path(config.model.path) / "README.md")
     algorithm = config.algorithm
     datasets = dict.fromkeys(match["name"] for path in _files(config) if (match := HUB_ROWS.match(path)))
@@ -38,16 +42,17 @@ def model_card(
     lines = [
         f"# {config.run.name}, step {step}",
         "",
-        "A policy trained by reinforcement learning with mrl (Megatron-core trains, vLLM generates). This card was "
-        "written by the export; nobody has reviewed the model.",
+        "A policy trained by reinforcement learning with mrl (Megatron-core trains, vLLM generates). This "
+        "card was written by the export; nobody has reviewed the model.",
         "",
         "| | |",
         "|---|---|",
         *(
-            f"| {what} | {_cell(value)} |"
-            for what, value in _facts(config, step=step, dtype=dtype, base=base)
+            f"| {label} | {_cell(value)} |"
+            for label, value in _facts(config, step=step, dtype=dtype, base=base)
         ),
-        f"| versions | {_cell(', '.join(f'{name} {version}' for name, version in versions.items()) or 'not recorded')} |",
+        "| versions | "
+        f"{_cell(', '.join(f'{name} {version}' for name, version in versions.items()) or 'not recorded')} |",
         "",
         *_validation(config, row),
     ]
@@ -57,13 +62,13 @@ def model_card(
 
 
 def base_model(path: str) -> str | None:
-    """The hub's name of a model folder, where the folder lies in the cache of their libraries."""
+    """Return the Hub name of a model folder in the Hugging Face cache; None for other folders."""
     match = CACHED.search(str(Path(path).resolve()))
     return f"{match['owner']}/{match['name']}" if match else None
 
 
 def front_matter(readme: Path) -> dict[str, Any]:
-    """The YAML block that a README begins with; empty where there is none that can be read."""
+    """Return a README's YAML front matter; empty if there is none that can be read."""
     try:
         block = FRONT_MATTER.match(readme.read_text(encoding="utf-8-sig"))
         matter = yaml.safe_load(block[1]) if block else None
@@ -85,7 +90,8 @@ def _facts(config: Config, *, step: int, dtype: str, base: str | None) -> list[t
         ("training data", ", ".join(f"`{_shown(path)}`" for path in _files(config))),
         (
             "steps",
-            f"{step} of {loop.steps}, {loop.prompts_per_step} prompts of {loop.samples_per_prompt} samples each",
+            f"{step} of {loop.steps}, {loop.prompts_per_step} prompts of {loop.samples_per_prompt} samples "
+            "each",
         ),
         ("learning rate", f"{config.training.optimizer.lr:g}"),
         ("seed", str(config.run.seed)),
@@ -94,7 +100,7 @@ def _facts(config: Config, *, step: int, dtype: str, base: str | None) -> list[t
 
 
 def _rewards(config: Config) -> list[str]:
-    """The kinds of reward of all domains, each once."""
+    """Return the kinds of reward of all domains, each once."""
     return list(dict.fromkeys(str(part.kind) for part in config.reward.all_verifiers()))
 
 
@@ -103,7 +109,7 @@ def _files(config: Config) -> list[str]:
 
 
 def _shown(path: str) -> str:
-    """A hub's name as it is; of a file its name, not where it lay on the machine that trained."""
+    """Return a Hub name as it is, or a file's name without its folder on the training machine."""
     return path if path.startswith("hf://") else Path(path).name
 
 

@@ -1,6 +1,6 @@
-"""The eight phases of a step by name: what runs now, how long each took, and how long the driver waited.
+"""Time the eight phases of a step: which one runs, how long each took, and how long the driver waited.
 
-Seconds are of the monotonic clock.
+Seconds are from the monotonic clock.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 PHASES = ("generate", "reward", "filter", "recompute", "estimate", "update", "save", "sync")
-"""The order of a step; start_up, validate and shutdown lie outside it."""
+"""Phases in the order of a step; start_up, validate and shutdown are outside it."""
 STREAM_PHASES = (*PHASES[:6], "park", *PHASES[6:])
-"""A stream's has one more, which on shared slots comes before the trainer's phases."""
+"""Phases of the stream schedule; the additional one precedes the trainer's phases on shared slots."""
 Event = Literal["enter", "wait", "leave"]
 
 
 class PhaseClock:
-    """Names the phase that runs and adds up the seconds of each until they are taken."""
+    """Clock that names the running phase and adds up each phase's seconds until they are taken."""
 
     def __init__(self) -> None:
         self.current = "start_up"
         self.depth = 0
-        """Of the phases inside of each other that the thread is in; 0 between them."""
+        """Nesting depth of the phases that the thread is in; 0 between them."""
         self.step = 0
-        """The step of the loop that runs, or ran last; 0 before the first."""
+        """Current or last step of the loop; 0 before the first."""
         self.listeners: list[Callable[[Event], None]] = []
-        """Called when a phase begins, about once a second while it waits for others, and when it ends well."""
+        """Called when a phase begins, about once a second while it waits, and when it succeeds."""
         self._seconds: dict[str, float] = {}
         self._noted: dict[str, float] = {}
         self._waited = 0.0
@@ -36,14 +36,14 @@ class PhaseClock:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Runs a phase; `current` keeps the name of the one that an exception came from."""
+        """Time a phase; after an exception, `current` keeps the name of the phase that raised it."""
         outer, start = self.current, time.monotonic()
         self.current = name
         self.depth += 1
         try:
-            self._tell("enter")
+            self._notify("enter")
             yield
-            self._tell("leave")
+            self._notify("leave")
         finally:
             self.depth -= 1
         self.current = outer
@@ -51,8 +51,7 @@ class PhaseClock:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The driver's thread does nothing here but wait for workers or reward workers; what waits inside counts once. In any other
-        thread it counts nothing and tells nobody."""
+        """Count the time that the driver's thread waits, nested waits once; no-op in other threads."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -61,27 +60,27 @@ class PhaseClock:
             yield
         finally:
             self._waited = waited + time.monotonic() - start
-        self._tell("wait")
+        self._notify("wait")
 
     def take_waited(self) -> float:
-        """Seconds inside `waiting` since the last call."""
+        """Return the seconds inside `waiting` since the last call."""
         waited, self._waited = self._waited, 0.0
         return waited
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         for listener in self.listeners:
             listener(event)
 
     def note(self, metrics: Mapping[str, float]) -> None:
-        """Keeps what a listener measured of a phase until it is taken."""
+        """Keep what a listener measured of a phase until it is taken."""
         self._noted |= metrics
 
     def noted(self, names: Iterable[str]) -> dict[str, float]:
-        """What is kept under these names."""
+        """Return the noted metrics of these names."""
         return {name: self._noted[name] for name in names if name in self._noted}
 
     def take(self) -> dict[str, float]:
-        """`time/<phase>_seconds` of all phases since the last call, and what was noted of them."""
+        """Return `time/<phase>_seconds` of all phases since the last call, and what was noted of them."""
         metrics = {f"time/{name}_seconds": seconds for name, seconds in self._seconds.items()} | self._noted
         self._seconds, self._noted = {}, {}
         return metrics

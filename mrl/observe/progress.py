@@ -1,4 +1,4 @@
-"""What the driver shows while it runs: a line a step with the figures people look for first, and the time left."""
+"""Print one line per step: the most important metrics and the time left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = (
 
 
 class ProgressPrinter:
-    """Prints the lines of one run."""
+    """Printer of one run's lines."""
 
     def __init__(self, num_steps: int, *, console: Console | None = None) -> None:
         self._console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -28,12 +28,12 @@ class ProgressPrinter:
         self._first_step: int | None = None
 
     def message(self, text: str) -> None:
-        """Prints a line at once."""
+        """Print a line at once."""
         self._console.print(text, markup=False)
         self._console.file.flush()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prints the line of a step."""
+        """Print the line of a step."""
         self._first_step = step if self._first_step is None else self._first_step
         shown = metrics.keys() - ({"val/reward"} if "val/accuracy" in metrics else set())  # the same number
         figures = [f"{label} {metrics[name]:{form}}" for label, name, form in SHOWN if name in shown]
@@ -41,5 +41,6 @@ class ProgressPrinter:
         done = step - self._first_step + 1
         left = (time.monotonic() - self._start) / done * max(0, self._num_steps - step)
         self.message(
-            f"step {step}/{self._num_steps}  {'  '.join(figures)}  {seconds:.1f} s  ({left / 60:.0f} min left)"
+            f"step {step}/{self._num_steps}  {'  '.join(figures)}  {seconds:.1f} s  ({left / 60:.0f} min "
+            "left)"
         )

@@ -1,4 +1,4 @@
-"""runs/<name>/: one owner at a time, where everything of a run lies, and what trackers are told of it."""
+"""Manage runs/<name>/: its lock, the paths of a run's files, and what trackers know of the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """Paths of a run; holds an exclusive lock until closed or the process ends."""
+    """Folder of a run; holds an exclusive lock until it is closed or the process ends."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -48,19 +48,19 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def write_config(self, text: str, versions: Mapping[str, str]) -> None:
-        """config.yaml as resolved (reloadable as it is) and versions.json of the packages it ran with."""
+        """Write config.yaml as resolved (it can be loaded again) and versions.json of the packages used."""
         (self.path / "config.yaml").write_text(text, encoding="utf-8")
         (self.path / "versions.json").write_text(
             json.dumps(dict(versions), indent=1) + "\n", encoding="utf-8"
         )
 
     def write_hardware(self, devices: Sequence[str]) -> None:
-        """hardware.json: the devices of the trainer ranks by name, and the driver's machine; a full disk is a warning."""
+        """Write hardware.json: trainer devices and the driver's machine; only warn on a full disk."""
         machine = {"cores": os.cpu_count(), "memory_bytes": psutil.virtual_memory().total}
         self._write("hardware.json", {"trainer_devices": dict(Counter(devices)), "driver": machine})
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
-        """summary.json; a full disk is a warning, because what ended the run must not be covered by it."""
+        """Write summary.json; only warn on a full disk, so as not to hide why the run ended."""
         self._write("summary.json", dict(summary))
 
     def _write(self, name: str, tree: Mapping[str, object]) -> None:
@@ -68,7 +68,7 @@ class RunFolder:
         try:
             path.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
-            log.warning("%s could not be written: %s", path, error)
+            log.warning("%s: cannot write: %s", path, error)
 
     def close(self) -> None:
         os.close(self._lock)
@@ -79,9 +79,9 @@ class TrackedRun:
     """One start of a run, the first or a resumed one."""
 
     folder: Path
-    """The run folder; a tracker keeps its id of the run there."""
+    """Run folder, in which a tracker keeps its id of the run."""
     name: str
     config: Mapping[str, Any]
-    """The resolved configuration as JSON values."""
+    """Resolved configuration as JSON values."""
     first_step: int
     """First step of this start; earlier ones are in metrics.jsonl, later ones are run again."""

@@ -1,4 +1,4 @@
-"""samples.jsonl: some of each step's samples as text with their verdicts, for people to read."""
+"""Write samples.jsonl: some of each step's samples as text with their verdicts, for people to read."""
 
 from __future__ import annotations
 
@@ -15,46 +15,49 @@ from mrl.observe.token_values import TokenValues
 from mrl.samples import Group, Sample
 
 _STEP = re.compile(rb'\{"step": (\d+)(?:, "kind": "(\w+)")?[,}]')
-"""How a row begins."""
+"""Start of a row."""
 Row = Mapping[str, Any]
-"""An object of samples.jsonl."""
+"""Object of samples.jsonl."""
 COLUMNS = (
     *("step", "sample_id", "domain", "prompt", "response", "ground_truth", "reward", "verdict", "reason"),
     *("status", "response_tokens"),
 )
-"""Of the table that trackers take."""
+"""Columns of the trackers' table."""
 
 
 class SamplesLog:
-    """Appends the first `limit` samples of a step, best and worst of each group first; none on a full disk.
+    """Appends the first `limit` samples of a step, the best and worst of each group first; none on a full
+    disk.
 
-    The first `limit_tokens` of them come with the values of their tokens, where those are given.
+    The first `limit_tokens` of them include the values of their tokens, if those are given.
     """
 
     def __init__(self, path: Path, *, limit: int, limit_tokens: int = 0) -> None:
         self._path, self._limit, self._limit_tokens = path, limit, limit_tokens
 
     def resume_at(self, step: int, *, validated: bool = True) -> int:
-        """Drops the rows at the end that are of `step` and later: weights that no longer exist wrote them; where the step before is not
-        `validated`, what its validation wrote too. How many."""
+        """Drop trailing rows of `step` and later, written by weights that no longer exist; return how many.
+
+        If the step before is not `validated`, also drop its validation samples.
+        """
         if not self._path.is_file():
             return 0
         end = dropped = 0
         first_of = {b"validation": step if validated else step - 1}
         with self._path.open("rb") as file:
             for line in file:
-                found = _STEP.match(line)
-                kept = line.endswith(b"\n") and (
-                    found is None or int(found[1]) < first_of.get(found[2], step)
+                match = _STEP.match(line)
+                is_kept = line.endswith(b"\n") and (
+                    match is None or int(match[1]) < first_of.get(match[2], step)
                 )
-                end, dropped = (file.tell(), 0) if kept else (end, dropped + 1)
+                end, dropped = (file.tell(), 0) if is_kept else (end, dropped + 1)
         os.truncate(self._path, end)
         return dropped
 
     def write(
         self, step: int, groups: Sequence[Group], *, kind: str = "train", tokens: TokenValues | None = None
     ) -> list[Row]:
-        """Returns the rows."""
+        """Write samples of a step and return their rows."""
         chosen = ((group, sample) for group in groups for sample in _extremes(group.samples))
         rows: list[Row] = []
         for place, (group, sample) in enumerate(itertools.islice(chosen, self._limit)):
@@ -67,7 +70,7 @@ class SamplesLog:
 
 
 def write_named(path: Path, step: int, groups: Sequence[Group], names: Sequence[str], *, reason: str) -> None:
-    """Appends the samples of these ids, with their tokens and why they were written."""
+    """Append the samples with these ids, their tokens, and why they were written."""
     requested = set(names)
     with path.open("a", encoding="utf-8") as file:
         for group in groups:
@@ -80,7 +83,7 @@ def write_named(path: Path, step: int, groups: Sequence[Group], names: Sequence[
 
 
 def _extremes(samples: Sequence[Sample]) -> list[Sample]:
-    """The best and the worst sample; one where the group has one."""
+    """Return the best and the worst sample; one if the group has one."""
     ordered = sorted(samples, key=_value)
     return [ordered[-1], ordered[0]][: len(ordered)]
 
@@ -91,7 +94,7 @@ def _value(sample: Sample) -> float:
 
 
 def row_of(step: int, kind: str, group: Group, sample: Sample) -> dict[str, object]:
-    """A sample as a line of such a file has it."""
+    """Return a sample as a row of samples.jsonl."""
     verdict = sample.verdict
     return {
         "step": step,
@@ -125,11 +128,11 @@ def _episode(sample: Sample) -> dict[str, object]:
 
 
 def _span(sample: Sample) -> list[int] | None:
-    """The smallest and the largest version of the policy's tokens; None without any."""
+    """Return the smallest and largest version of the policy's tokens; None if there are none."""
     versions = sample.policy_versions[sample.loss_mask]
     return [int(versions.min()), int(versions.max())] if len(versions) else None
 
 
 def samples_table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
-    """Names of the columns, and the rows' values in their order; None where a row has none."""
+    """Return the column names, and the rows' values in their order; None if a row has none."""
     return list(COLUMNS), [[row.get(name) for name in COLUMNS] for row in rows]

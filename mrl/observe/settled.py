@@ -1,4 +1,4 @@
-"""A driver that has started: what it has made by then stays, and the memory that a step frees is the next one's."""
+"""Tune garbage collection and memory of a started driver: its objects stay, freed memory is reused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import sys
 
 YOUNG, MIDDLE, OLD = 10_000, 10, 100
-"""Python's thresholds of garbage collection: objects, then collections of the generation before."""
+"""Python's garbage collection thresholds: objects, then collections of the previous generation."""
 _MMAP_MAX, _TRIM_THRESHOLD = -4, -1
 """glibc's parameters (malloc.h)."""
 
@@ -15,13 +15,13 @@ _MMAP_MAX, _TRIM_THRESHOLD = -4, -1
 def settle() -> None:
     """Prepare the process for its steps: garbage collection and memory.
 
-    No step looks through what the start made. A step's samples are some hundred thousand objects, in no cycle,
-    that stay for some steps. Python's own thresholds look through them all once or twice a step; these do so
-    after ten million objects.
+    Freezing exempts objects of the start from collection. A step's samples are some hundred thousand objects,
+    in no cycle, that live for some steps: Python's default thresholds would scan them all once or twice per
+    step, these after ten million objects.
 
-    No step pays for pages that the process had before. glibc gives a freed array of many megabytes back to the
-    kernel, which clears each page of the next one (72 MB: 160 ms on a virtual machine whose host has taken the
-    pages too, 8 ms of a memory that was kept). The process then keeps what it needed at most.
+    glibc returns a freed array of many megabytes to the kernel, which then clears each page of the next one
+    (72 MB: 160 ms on a virtual machine whose host took the pages too, 8 ms if the memory is kept). With these
+    parameters the process keeps its peak.
     """
     gc.collect()
     gc.freeze()

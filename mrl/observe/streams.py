@@ -1,4 +1,4 @@
-"""Text streams for which a full disk is no error: what it does not take is lost, and the run goes on."""
+"""Text streams that ignore a full disk: output that does not fit is lost, and the run continues."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class _LossyFile(io.FileIO):
 
 
 def lossy(descriptor: int) -> TextIO:
-    """An open descriptor as a stream written line by line; closing the stream leaves it open."""
+    """Return an open descriptor as a line-buffered stream; closing the stream leaves the descriptor open."""
     raw = io.BufferedWriter(_LossyFile(descriptor, "w", closefd=False))
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def say(text: str) -> None:
-    """A line on standard error, also inside a signal handler, where the interrupted code may hold the stream."""
+    """Write a line to standard error, even in a signal handler that interrupts a user of the stream."""
     with contextlib.suppress(OSError):  # a full disk
         os.write(2, f"{text}\n".encode())
 
 
 def survive_full_disks() -> None:
-    """From now on this process' own output is lossy; streams that others have put in its place stay."""
+    """Make this process's own output lossy; streams that others put in its place stay."""
     if sys.stdout is sys.__stdout__:
         sys.stdout = lossy(1)
     if sys.stderr is sys.__stderr__:

@@ -1,4 +1,4 @@
-"""What samples.jsonl says of single tokens: their texts, and their log-prob, ratio, age and advantage."""
+"""Per-token values in samples.jsonl: text, log-prob, importance ratio, staleness and advantage."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import numpy as np
 from mrl.samples import Sample, TrainBatch
 
 DIGITS = 4
-"""Decimals of a value: it is for colours and for reading."""
+"""Decimals of a value, enough for colours and reading."""
 Pieces = Callable[[np.ndarray], list[str]]
-"""[T] tokens to T texts (mrl/data/tokenise.py, `pieces`)."""
+"""Function from [T] tokens to T texts (mrl/data/tokenise.py, `pieces`)."""
 
 
 class TokenValues:
-    """Of the samples of one step's batch, as packed and estimated."""
+    """Token values of the samples of one step's batch, after packing and advantage estimation."""
 
     def __init__(self, batch: TrainBatch, pieces: Pieces) -> None:
         self._batch, self._pieces = batch, pieces
         self._places = {name: place for place, name in enumerate(batch.sample_ids)}
 
     def of(self, sample: Sample) -> dict[str, Any]:
-        """JSON values of the response's T tokens: `text` a list of T, each other a list or, where all are equal, one number.
+        """Return JSON values of the response's T tokens: `text` is a list of T; the others are lists, or one
+        number if all are equal.
 
-        `policy` is 0 where an environment wrote the token. `ratio`, of the trainer's probability to the engine's, `age` and
-        `advantage` are there where the batch has them.
+        `policy` is 0 for tokens of the environment. `ratio` (trainer's to engine's probability), `age` and
+        `advantage` are present if the batch has them.
         """
         bounds, place = self._batch.cu_seqlens, self._places[sample.sample_id]
         response = slice(bounds[place] + len(sample.prompt_tokens), bounds[place + 1])
@@ -38,10 +39,10 @@ class TokenValues:
             values["age"] = arrays["age"].astype(np.int64)
         if "advantages" in arrays:
             values["advantage"] = arrays["advantages"]
-        told = {name: _told(array) for name, array in values.items() if len(array)}
-        return {"text": self._pieces(sample.response_tokens)} | told
+        shown = {name: _compact(array) for name, array in values.items() if len(array)}
+        return {"text": self._pieces(sample.response_tokens)} | shown
 
 
-def _told(array: np.ndarray) -> int | float | Sequence[int | float]:
+def _compact(array: np.ndarray) -> int | float | Sequence[int | float]:
     rounded = np.round(array.astype(np.float64), DIGITS) if array.dtype.kind == "f" else array
     return rounded[0].item() if (rounded == rounded[0]).all() else rounded.tolist()

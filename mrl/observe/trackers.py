@@ -1,7 +1,7 @@
-"""TensorBoard and Weights & Biases behind one protocol, each in a thread of its own.
+"""TensorBoard and Weights & Biases behind one protocol, each in its own thread.
 
 A tracker that raises or falls behind is switched off with one warning; it never stops or delays training. All
-follow metrics.jsonl: at a start each takes the rows it lacks from there.
+follow metrics.jsonl: at a start, each takes the rows it lacks from there.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from mrl.observe.wandb_tracker import WandbTracker
 log = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = 10.0
-"""Longest that the end of a run waits for a tracker."""
+"""Longest wait for a tracker at the end of a run."""
 
 
 class Tracker(Protocol):
-    """Where metrics go beside metrics.jsonl."""
+    """Destination of metrics besides metrics.jsonl."""
 
     next_step: int
-    """Rows of earlier steps are there already."""
+    """First step that the tracker does not have yet."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
-        """Some rows of samples.jsonl of one step and kind, before the step's metrics."""
+        """Take some rows of samples.jsonl, of one step and kind, before the step's metrics."""
         ...
 
     def close(self) -> None: ...
 
 
 class TensorBoardTracker:
-    """Event files in the run folder, whose steps from the last saved one on are hidden and written again.
+    """Event files in the run folder; steps from the last saved one on are hidden and written again.
 
-    That one too: its row may have been lost with the run that saved it.
+    The last saved one is included because its row may have been lost with the run that saved it.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -62,7 +62,7 @@ class TensorBoardTracker:
         self._writer.flush()
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
-        """As text, each line indented: the page takes it for Markdown, and so shows it as it is."""
+        """Write rows as text; indented lines keep the Markdown page from formatting them."""
         columns, values = samples_table(rows)
         lines = [
             line
@@ -77,7 +77,7 @@ class TensorBoardTracker:
 
 
 class GuardedTracker:
-    """Runs a tracker in a daemon thread with a bounded queue; failure or delay switches it off."""
+    """Tracker in a daemon thread with a bounded queue; failure or delay switches it off."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class GuardedTracker:
         deadline_seconds: float,
         history: Iterable[Mapping[str, float]] = (),
     ) -> None:
-        """`history` are the rows of metrics.jsonl: the tracker takes those it lacks before anything new."""
+        """Start the thread; the tracker first takes its missing rows from `history` (metrics.jsonl)."""
         self.name, self.enabled = name, True
         self._deadline_seconds = deadline_seconds
         self._queue: queue.Queue[tuple[int, dict[str, float] | Sequence[Row]] | None] = queue.Queue(
@@ -102,20 +102,20 @@ class GuardedTracker:
         self._put(step, dict(metrics))
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
-        """Rows of samples.jsonl of one step and kind; none are no table."""
+        """Queue rows of samples.jsonl of one step and kind, if there are any."""
         if rows:
             self._put(step, rows)
 
-    def _put(self, step: int, what: dict[str, float] | Sequence[Row]) -> None:
+    def _put(self, step: int, entry: dict[str, float] | Sequence[Row]) -> None:
         if not self.enabled:
             return
         try:
-            self._queue.put_nowait((step, what))
+            self._queue.put_nowait((step, entry))
         except queue.Full:
             self._switch_off(f"{self._queue.maxsize} rows and tables behind")
 
     def close(self) -> None:
-        """Waits at most the deadline for what is queued."""
+        """Wait at most the deadline for queued items."""
         if self.enabled:
             try:
                 self._queue.put(None, timeout=self._deadline_seconds)
@@ -137,25 +137,27 @@ class GuardedTracker:
         except Exception as error:  # whatever a tracker raises must not reach training
             self._switch_off(f"{type(error).__name__}: {error}")
 
-    def _pass_on(self, tracker: Tracker, step: int, what: dict[str, float] | Sequence[Row]) -> None:
+    def _pass_on(self, tracker: Tracker, step: int, entry: dict[str, float] | Sequence[Row]) -> None:
         if not self.enabled or step < tracker.next_step:
             return
-        if isinstance(what, dict):
-            tracker.log(step, what)
+        if isinstance(entry, dict):
+            tracker.log(step, entry)
             tracker.next_step = step + 1
         else:
-            tracker.samples(step, what)
+            tracker.samples(step, entry)
 
     def _switch_off(self, reason: str) -> None:
         if self.enabled:
             self.enabled = False
             log.warning(
-                "tracker %s switched off: %s; training goes on, metrics.jsonl is complete", self.name, reason
+                "tracker %s switched off: %s; training continues, metrics.jsonl is complete",
+                self.name,
+                reason,
             )
 
 
 def require_installed(names: Iterable[str]) -> None:
-    """ConfigError that names the extra of each tracker whose package is absent; imports nothing.
+    """Raise ConfigError that names the extra of each tracker whose package is missing; imports nothing.
 
     A folder that a tracker left in the working folder (wandb/) looks like a package without a file.
     """
@@ -170,7 +172,7 @@ def require_installed(names: Iterable[str]) -> None:
 def start_trackers(
     section: LoggingSection, run: TrackedRun, *, history: Iterable[Mapping[str, float]]
 ) -> list[GuardedTracker]:
-    """A guarded tracker for each name; ConfigError where a package is absent."""
+    """Return a guarded tracker for each name; raise ConfigError if a package is missing."""
     require_installed(section.trackers)
     kinds: dict[str, Callable[[], Tracker]] = {
         "tensorboard": lambda: TensorBoardTracker(run),

@@ -1,11 +1,10 @@
-"""Weights & Biases: one run for all starts of a training run, every step once.
+"""Weights & Biases: one W&B run for all starts of a training run, every step once.
 
-A history there is append-only and its steps only rise. Online the server's last step is asked, and nothing up
-to it is sent: a step that is run again after a death keeps its first figures. Offline every start has a
-folder of its own, and `wandb sync` joins folders of one id as they are, so that an earlier start's folder
-that nobody synced is put aside and the new one takes the whole history from metrics.jsonl: its figures are
-those of the steps that count. What is already synced is not sent again; wandb writes its file every 15 s, so
-that what a killed start had logged since is not in it.
+A W&B history is append-only and its steps only rise. Online, nothing up to the server's last step is sent: a
+step repeated after a crash keeps its first figures. Offline, every start has its own folder, and `wandb sync`
+joins folders of one id as they are; so an earlier start's unsynced folder is put aside, and the new one takes
+the whole history from metrics.jsonl, which has the figures that count. Synced steps are not sent again. wandb
+writes its file every 15 s, so a killed start's last steps may be missing there.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LAST_STEP = "last_step"
 
 
 class WandbTracker:
-    """One run whose id is kept in the run folder, so that a resumed run continues it."""
+    """One W&B run whose id is kept in the run folder, so that a resumed run continues it."""
 
     def __init__(self, run: TrackedRun, project: str, *, deadline_seconds: float) -> None:
         import wandb
@@ -39,7 +38,7 @@ class WandbTracker:
             dir=str(run.folder),
             config=dict(run.config),
             allow_val_change=True,
-            # The console is the driver's own; wandb's hook at exit must not wait for a server longer than we do.
+            # The console is the driver's; wandb's exit hook must not wait for a server longer than we do.
             settings=wandb.Settings(console="off", finish_timeout=deadline_seconds),
         )
         self._folder = Path(self._run.dir).parent
@@ -53,28 +52,28 @@ class WandbTracker:
             (self._folder / LAST_STEP).write_text(str(step))
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
-        """A table of the step, which its metrics complete."""
+        """Log a table of the step, which its metrics complete."""
         import wandb
 
         columns, values = samples_table(rows)
-        told = wandb.Table(columns=list(columns), allow_mixed_types=True)
+        table = wandb.Table(columns=list(columns), allow_mixed_types=True)
         for row in values:
-            told.add_data(*row)
-        self._run.log({f"samples/{rows[0]['kind']}": told}, step=step, commit=False)
+            table.add_data(*row)
+        self._run.log({f"samples/{rows[0]['kind']}": table}, step=step, commit=False)
 
     def close(self) -> None:
         self._run.finish()
 
 
 def _kept_id(path: Path) -> str:
-    """The run's id, made at the first start."""
+    """Return the run's id, created at the first start."""
     if not path.is_file():
         path.write_text(uuid.uuid4().hex[:8])
     return path.read_text()
 
 
 def after_synced(folder: Path, run_id: str) -> int:
-    """First step that earlier offline starts did not sync; folders of others are put aside."""
+    """Return the first step that earlier offline starts did not sync; put the unsynced folders aside."""
     first = 0
     for earlier in sorted(folder.parent.glob(f"offline-run-*-{run_id}")):
         if earlier == folder:

@@ -1,4 +1,4 @@
-"""Rows of a file of JSON lines, one at a time, and how far the file could be read."""
+"""Read rows of a JSON Lines file one at a time, and record how much of it was readable."""
 
 from __future__ import annotations
 
@@ -12,44 +12,46 @@ from typing import IO, Any
 from mrl.errors import DataError
 
 LONGEST = 2**26
-"""Bytes of a row; what is longer is no row of ours, and is not kept in memory."""
+"""Most bytes of a row; longer lines are not ours and are not kept in memory."""
 
 
 @dataclasses.dataclass
 class ReadSummary:
-    """What was found in one file."""
+    """Summary of what was read of one file."""
 
     name: str
     is_there: bool = True
     lines: int = 0
     unread: int = 0
-    """Lines that are no rows: cut in the middle, damaged, longer than LONGEST, or of another file."""
+    """Lines that are not rows: cut, damaged, longer than LONGEST, or from another file."""
     first_unread: int | None = None
-    """The number of the first of them, from 1."""
+    """Number of the first of them, from 1."""
 
     def pass_over(self) -> None:
-        """Counts the line that was read last as one that is no row."""
+        """Count the last line as one that is not a row."""
         self.unread += 1
         self.first_unread = self.first_unread or self.lines
 
     def notes(self) -> list[str]:
-        """Sentences on what is missing; none where all is there."""
+        """Return sentences on what is missing; empty if nothing is."""
         if not self.is_there:
-            return [f"{self.name} is not there."]
+            return [f"{self.name} does not exist."]
         if not self.lines:
             return [f"{self.name} is empty."]
         if self.unread:
-            where = "cut in its middle or damaged"
+            where = "cut or damaged"
             return [
-                f"{self.name}: {self.unread} of {self.lines} lines are no rows ({where}), first line {self.first_unread}."
+                f"{self.name}: {self.unread} of {self.lines} lines are not rows ({where}), first line "
+                f"{self.first_unread}."
             ]
         return []
 
 
 def read_log_rows(path: Path, reading: ReadSummary) -> Iterator[dict[str, Any]]:
-    """Yield the rows in order, and count in `reading` what was found.
+    """Yield the rows in order, and count in `reading`.
 
-    An absent file has none, nor has one that is not a plain file: a pipe would be waited for. DataError if the file may not be read.
+    An absent file has none, nor has one that is not a plain file: reading a pipe would block. Raise DataError
+    if reading fails.
     """
     if not path.is_file():
         reading.is_there = False
@@ -62,7 +64,7 @@ def read_log_rows(path: Path, reading: ReadSummary) -> Iterator[dict[str, Any]]:
 
 
 def _rows(file: IO[bytes], reading: ReadSummary) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file; a line longer than LONGEST counts once as one that is no row."""
+    """Yield the rows of a file; a line longer than LONGEST counts once as unread."""
     is_too_long = False
     while line := file.readline(LONGEST):
         if not line.endswith(b"\n") and len(line) == LONGEST:
@@ -81,15 +83,15 @@ def _rows(file: IO[bytes], reading: ReadSummary) -> Iterator[dict[str, Any]]:
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """The row of one line; None where it is none."""
+    """Return the row of one line; None if it is not one."""
     try:
         row = json.loads(line, parse_float=_number, parse_constant=str)
-    except (ValueError, RecursionError):  # cut, of another encoding, or brackets without end
+    except (ValueError, RecursionError):  # cut, another encoding, or too deeply nested
         return None
     return row if isinstance(row, dict) else None
 
 
 def _number(text: str) -> float | str:
-    """Its own text where it is beyond all numbers."""
+    """Return a finite number, or the text of one that overflows."""
     value = float(text)
     return value if math.isfinite(value) else text

@@ -1,4 +1,4 @@
-"""Which figures the page draws: one for each entry of the list of metrics that a run wrote, in sections. Pure."""
+"""Choose the page's figures: one per entry of the metric list that a run wrote, in sections. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OVERVIEW = (
     "val/loss",
     "val/preference/accuracy",
 )
-"""What people look at first."""
+"""Metrics that people look at first."""
 SECTIONS = {
     "Rewards and validation": ("reward", "val"),
     "What was filtered": ("group",),
@@ -35,26 +35,26 @@ SECTIONS = {
     "Memory": ("mem", "pool"),
     "Time": ("time", "perf", "stream", "resume"),
 }
-"""Section -> first parts of the names in it; others, as another version of mrl wrote them, come last."""
+"""Section -> first name parts of its metrics; unknown metrics, of another version of mrl, come last."""
 OTHERS = "Not in this version's list"
 
 
 def figures(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Figures in the page's order, each with title, unit, meaning, section and the names of its curves.
+    """Return figures in the page's order, each with title, unit, meaning, section and the names of its
+    curves.
 
-    >>> [(f["section"], f["title"], f["names"]) for f in figures(["sync/seconds", "reward/min", "of/old"])]
-    [('Rewards and validation', 'reward/min', ['reward/min']), ('Weight sync', 'sync/seconds', ['sync/seconds']), \
-("Not in this version's list", 'of/old', ['of/old'])]
+    >>> [(f["section"], f["title"]) for f in figures(["sync/seconds", "of/old"])]
+    [('Weight sync', 'sync/seconds'), ("Not in this version's list", 'of/old')]
     """
     by_entry: dict[str, list[str]] = {}
     for name in sorted(set(names)):
         by_entry.setdefault(name_in_list(name) or name, []).append(name)
     order = {entry: place for place, entry in enumerate(METRICS)}
-    found = [_figure(_section(members[0], entry), entry, members) for entry, members in by_entry.items()]
+    result = [_figure(_section(members[0], entry), entry, members) for entry, members in by_entry.items()]
     places = {section: place for place, section in enumerate([*SECTIONS, OTHERS])}
-    found.sort(key=lambda figure: (places[figure["section"]], order.get(figure["entry"], len(order))))
+    result.sort(key=lambda figure: (places[figure["section"]], order.get(figure["entry"], len(order))))
     first = [_figure("Overview", entry, by_entry[entry]) for entry in OVERVIEW if entry in by_entry]
-    return first + found
+    return first + result
 
 
 def _figure(section: str, entry: str, names: list[str]) -> dict[str, Any]:

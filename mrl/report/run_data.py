@@ -1,4 +1,4 @@
-"""One run folder as JSON values, as far as it can be read, and what is missing in it."""
+"""Read one run folder as JSON values, as far as possible, and note what is missing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mrl.report.log_rows import ReadSummary, read_log_rows
 from mrl.report.samples_shown import SamplesShown
 
 FACTS = ("versions", "hardware", "summary")
-"""Files of a run folder, beside its settings."""
+"""Files of a run folder besides its settings."""
 
 
 def run_folder(folder: Path) -> Path:
-    """The folder; what `mrl tune` wrote in it, where nothing else did."""
+    """Return the folder, or its `tune` folder if only `mrl tune` wrote there."""
     inner = folder / "tune"
     rows = ("metrics.jsonl", "samples.jsonl")
     return (
@@ -30,15 +30,18 @@ def run_folder(folder: Path) -> Path:
 
 
 def run_name(folder: Path) -> str:
-    """What a run is called: its folder, and for one of `mrl tune` the folder around it too."""
+    """Return the run's folder name; for `mrl tune`, with the parent's name."""
     path = folder.resolve()
     return "/".join(path.parts[-2:]) if path.name == "tune" else path.name
 
 
 def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = None) -> dict[str, Any]:
-    """What the page shows of one run; samples of at most `max_bytes`, of these steps alone where given. Each file is read once.
+    """Return what the page shows of one run, reading each file once; raise DataError without metrics and
+    samples.
 
-    DataError where the folder has neither metrics nor samples.
+    Args:
+        max_bytes: Most bytes of samples.
+        steps: First and last step of the samples; None takes all.
     """
     readings = {name: ReadSummary(f"{name}.jsonl") for name in ("metrics", "samples")}
     curves = Curves(read_log_rows(folder / "metrics.jsonl", readings["metrics"]))
@@ -60,7 +63,7 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
 
 
 def _settings_of(folder: Path, notes: list[str]) -> dict[str, Any]:
-    """`config` and `facts` of a run folder by dotted names; what is missing goes into the notes."""
+    """Return `config` and `facts` of a run folder by dotted names; note what is missing."""
     config = tree_in(folder, "config.yaml", tree_of, notes)
     facts = {name: tree_in(folder, f"{name}.json", json.loads, notes) for name in FACTS}
     facts["summary"].pop("last", None)
@@ -68,7 +71,7 @@ def _settings_of(folder: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def inside(folder: Path, name: str) -> Path | None:
-    """A file of a folder, there or not; None for a link that leads out of it, and for what is there and no plain file."""
+    """Return the path of a file in a folder; None if it leads outside or is there but not a plain file."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
         return None
@@ -76,12 +79,12 @@ def inside(folder: Path, name: str) -> Path | None:
 
 
 def tree_in(folder: Path, name: str, parse: Callable[[str], Any], notes: list[str]) -> dict[str, Any]:
-    """Return what a file of a folder says; empty, and a note, if it is missing or cannot be read."""
+    """Return the content of a file in a folder; empty, with a note, if it is missing or unreadable."""
     path = inside(folder, name)
     try:
         tree = parse(path.read_text(encoding="utf-8")) if path is not None else None
     except FileNotFoundError:
-        notes.append(f"{name} is not there.")
+        notes.append(f"{name} does not exist.")
         return {}
     except (ValueError, RecursionError, OSError):
         tree = None
@@ -92,31 +95,31 @@ def tree_in(folder: Path, name: str, parse: Callable[[str], Any], notes: list[st
 
 
 def curve_notes(curves: Curves) -> list[str]:
-    """What is there of the metrics and not drawn one by one."""
+    """Return notes on metrics that are not drawn point by point."""
     width, notes = rows_per_point(curves), []
     if width > 1:
         notes.append(
             f"{len(curves)} rows of metrics: a point is the mean of {width} rows, with their range behind it."
         )
     if curves.skipped:
-        notes.append(f"metrics.jsonl: {curves.skipped} rows have no step; left out.")
+        notes.append(f"metrics.jsonl: {curves.skipped} rows without a step are omitted.")
     for name, (count, first) in curves.not_finite.items():
         notes.append(f"{name}: no finite number in {count} rows, first at step {first}; a gap in its curve.")
     return notes
 
 
 def _left_out(samples: SamplesShown) -> list[str]:
-    """What is there of the samples and not shown one by one."""
+    """Return notes on samples that are not shown."""
     shown, notes = samples.tree(), []
     kept = len(shown["rows"])
     if samples.made_again:
-        notes.append(f"{samples.made_again} samples of steps that a resumed run made again are left out.")
+        notes.append(f"{samples.made_again} samples of steps that a resumed run repeated are omitted.")
     if kept < samples.seen - samples.made_again:
         of_steps = f"; {samples.outside} are of other steps" if samples.outside else ""
         notes.append(
-            f"{kept} of {samples.seen} samples are here, whole prompts chosen evenly by a hash{of_steps}; "
-            "--steps FIRST-LAST shows those of some steps, --megabytes more of them."
+            f"{kept} of {samples.seen} samples are shown, whole prompts chosen evenly by a hash{of_steps}; "
+            "--steps FIRST-LAST selects steps, --megabytes shows more."
         )
     if samples.seen and not any("tokens" in row for row in shown["rows"]):
-        notes.append("No sample has values of its tokens.")
+        notes.append("No sample has per-token values.")
     return notes

@@ -1,7 +1,8 @@
-"""samples.jsonl as many samples as fit: whole prompts, chosen evenly over the run by a hash, and counts of all.
+"""Select as many samples of samples.jsonl as fit: whole prompts, chosen evenly over the run by a hash, with
+counts of all.
 
-The file is read once, and memory holds what is shown. A prompt's samples stay together, those of a validation prompt over all its
-steps, so that they can be looked at side by side. The same file gives the same choice.
+The file is read once, and only what is shown stays in memory. A prompt's samples stay together, a validation
+prompt's over all steps, so that they can be compared. The same file gives the same choice.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from collections import Counter
 from typing import Any
 
 KINDS_OF_REASON = 1000
-"""Reasons that are counted apart; further ones share a line."""
+"""Most reasons counted separately; all further ones share a line."""
 
 
 class SamplesShown:
-    """Takes the rows of one run in order."""
+    """Selection from one run's rows, added in order."""
 
     def __init__(self, max_bytes: int, steps: tuple[int, int] | None = None) -> None:
-        """At most `max_bytes` of JSON are kept, though never less than one prompt; `steps`: only samples of these, first and last."""
+        """Keep at most `max_bytes` of JSON, but at least one prompt; `steps`: first and last step to keep."""
         self._max_bytes, self._steps = max_bytes, steps
         self._prompts: dict[tuple[str, str], dict[tuple[int, str], dict[str, Any]]] = {}
         self._sizes: Counter[tuple[str, str]] = Counter()
         self._by_hash: list[tuple[int, tuple[str, str]]] = []
         self._bytes, self._bound = 0, 2**64
         self.seen, self.outside, self.made_again = 0, 0, 0
-        """Rows; of these, those outside `steps`, and those whose place a later row took."""
+        """Rows; of these, those outside `steps`, and those replaced by a later row."""
         self._counts = {name: Counter[str]() for name in ("kind", "domain", "status", "verdict", "reason")}
 
     def add(self, row: dict[str, Any]) -> None:
-        """One row; what a resumed run made again takes the place of what it was before."""
+        """Add one row; a row that a resumed run repeated replaces the earlier one."""
         self.seen += 1
         for name, counter in self._counts.items():
             _count(counter, name, row.get(name))
@@ -54,7 +55,7 @@ class SamplesShown:
         self._shrink()
 
     def tree(self) -> dict[str, Any]:
-        """JSON values: the rows shown in the order of steps, how many there were, and the counts over all of them."""
+        """Return JSON values: the rows shown in step order, the number of rows, and counts over all rows."""
         placed = [
             (step, kind, row)
             for (kind, _), samples in self._prompts.items()
@@ -77,7 +78,7 @@ class SamplesShown:
         self._bytes += size
 
     def _shrink(self) -> None:
-        """Drops the prompts with the largest hashes; none with a larger one is taken from then on."""
+        """Drop the prompts with the largest hashes; larger ones are no longer admitted."""
         while self._bytes > self._max_bytes and len(self._prompts) > 1:
             number, key = heapq.heappop(self._by_hash)
             self._bound = -number
@@ -89,8 +90,8 @@ def _count(counter: Counter[str], name: str, value: object) -> None:
     if value is None or value == "":
         return
     text = re.sub(r"'[^']*'|\"[^\"]*\"|-?\d+(\.\d+)?", "…", str(value)) if name == "reason" else str(value)
-    known = text in counter or len(counter) < KINDS_OF_REASON
-    counter[text[:200] if known else "further ones"] += 1
+    is_counted = text in counter or len(counter) < KINDS_OF_REASON
+    counter[text[:200] if is_counted else "further ones"] += 1
 
 
 def _size(row: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""Texts of others on a terminal: their lines beneath a name, and nothing in them steers it."""
+"""Print foreign text on a terminal: indented under a name, with control characters escaped."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 
 def terminal_text(name: str, text: object) -> Iterator[str]:
-    """The text, its further lines beneath the first; what would steer a terminal is escaped."""
-    first, *rest = str(text).split("\n")
+    """Yield the text, further lines indented under the first, with control characters escaped."""
+    first, *remaining = str(text).split("\n")
     yield f"  {name}: {plain(first)}"
-    yield from (f"    {plain(line)}" for line in rest)
+    yield from (f"    {plain(line)}" for line in remaining)
 
 
 def plain(line: str) -> str:
-    """The line with everything that is not printed escaped.
+    """Return the line with everything unprintable escaped.
 
     >>> plain(chr(27) + "[2J")
     '\\\\x1b[2J'

@@ -1,4 +1,4 @@
-"""A run's curves as text, for a terminal."""
+"""Show a run's curves as text, for a terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from mrl.report.log_rows import ReadSummary, read_log_rows
 
 BARS = " .:-=+*#%@"
 VALIDATIONS = 20
-"""Most lines of them."""
+"""Most validation lines."""
 SHOWN = ("reward/mean", "policy/entropy", "rollout/response_tokens_mean")
 SHOWN_OF_TUNE = ("tune/loss", "tune/grad_norm")
 VALIDATED = ("val/reward", "val/preference/accuracy", "val/loss")
-"""The first of them that a run has is shown."""
+"""Validation metrics; the first one that a run has is shown."""
 
 
 def run_text(folder: Path) -> str:
-    """Reward and validation of a run folder. DataError where it has neither metrics nor samples."""
+    """Return reward and validation of a run folder; raise DataError without metrics and samples."""
     reading = ReadSummary("metrics.jsonl")
     curves = Curves(read_log_rows(folder / "metrics.jsonl", reading))
     if not len(curves):
@@ -40,9 +40,9 @@ def run_text(folder: Path) -> str:
 def _validations(steps: list[int], metrics: dict[str, Any]) -> list[str]:
     name = next((name for name in VALIDATED if name in metrics), VALIDATED[0])
     means = metrics.get(name, {"mean": []})["mean"]
-    found = [(step, mean) for step, mean in zip(steps, means, strict=False) if mean is not None]
-    title = "validation:" if len(found) <= VALIDATIONS else f"the last {VALIDATIONS} validations:"
-    return [title, *(f"  step {step:>4}  {name} {mean:.3f}" for step, mean in found[-VALIDATIONS:])]
+    points = [(step, mean) for step, mean in zip(steps, means, strict=False) if mean is not None]
+    title = "validation:" if len(points) <= VALIDATIONS else f"the last {VALIDATIONS} validations:"
+    return [title, *(f"  step {step:>4}  {name} {mean:.3f}" for step, mean in points[-VALIDATIONS:])]
 
 
 def _curve(metrics: dict[str, Any], name: str, width: int = 60) -> str:

@@ -1,4 +1,4 @@
-"""Samples of a run as text, for a terminal: episodes turn by turn."""
+"""Show samples of a run as text, for a terminal: episodes turn by turn."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from mrl.report.terminal import plain, terminal_text
 
 
 def samples_text(path: Path, *, step: int | None = None, kind: str | None = None, limit: int = 10) -> str:
-    """The first `limit` samples of a run folder, or of a file of samples, of one step and kind where these are given. DataError
-    where there are none."""
+    """Return the first `limit` samples of a run folder or file, filtered; raise DataError if none match."""
     file = path / "samples.jsonl" if path.is_dir() else path
-    reading, shown, found = ReadSummary(file.name), [], 0
+    reading, shown, count = ReadSummary(file.name), [], 0
     for row in read_log_rows(file, reading):
         if step in (None, row.get("step")) and kind in (None, row.get("kind")):
-            found += 1
-            if found <= limit:
+            count += 1
+            if count <= limit:
                 shown.append("\n".join(_lines(row)))
     if not shown:
         raise DataError(f"{file} has no such samples; {' '.join(reading.notes()) or f'{reading.lines} rows'}")
-    more = [f"{found - limit} more; --limit shows them"] if found > limit else []
-    return "\n\n".join([*shown, *more, *reading.notes()])
+    remaining = [f"{count - limit} more; --limit shows them"] if count > limit else []
+    return "\n\n".join([*shown, *remaining, *reading.notes()])
 
 
 def _lines(row: dict[str, Any]) -> Iterator[str]:
     ended = f", ended by {row['ended_by']}" if "ended_by" in row else ""
     yield plain(
-        f"step {row.get('step')}  {row.get('kind')}  sample {row.get('sample_id')}  reward {row.get('reward')}  "
-        f"{row.get('status')}{ended}"
+        f"step {row.get('step')}  {row.get('kind')}  sample {row.get('sample_id')}  reward "
+        f"{row.get('reward')}  {row.get('status')}{ended}"
     )
     yield from terminal_text("prompt", row.get("opening") or row.get("prompt", ""))
     if "turns" not in row:

@@ -136,9 +136,9 @@ def test_a_plan_knows_whose_layers_train_attention_sinks() -> None:
 @pytest.mark.parametrize(
     ("recipe", "gpus", "said"),
     [
-        ("qwen3_30b_a3b", "[7]", "the layout needs 8 GPUs; beside those of reward.engines there are 7"),
-        ("qwen3_30b_a3b", "[8]", "names the GPUs [8]; this machine has 8"),
-        ("qwen3_30b_a3b", "[]", "gpus names none"),
+        ("qwen3_30b_a3b", "[7]", "the layout needs 8 GPUs, but reward.engines leaves 7"),
+        ("qwen3_30b_a3b", "[8]", "names the GPUs [8], but this machine has 8"),
+        ("qwen3_30b_a3b", "[]", "gpus is empty"),
         ("qwen3_235b_a22b", "[7]", "its GPUs are Ray's"),
     ],
 )

@@ -70,14 +70,14 @@ def test_what_can_run_passes(model: str, words: str, nodes: str, gpus: bool, tmp
     [
         ("four_heads", OVER, "0001", True,
          "rollout.tp = 4: engine 0 would have 3 + 1 of its tp ranks on nodes [0, 1] ... "
-         "choose a rollout.tp that divides the slots of a node, or that they divide"),
+         "choose a rollout.tp that divides the slots of a node, or a multiple of them"),
         ("four_heads", POOL, "000111", True,
          "engine 0 would have 1 + 3 of its tp ranks on nodes [0, 1] ... "
          "divides the slots of a node and the 2 slots of the trainer before them"),
-        ("moe", RANKS, "0001", True, "engine 0, dp rank 1 would lie on 2 nodes and dp rank 0 on 1"),
-        ("moe", RANKS, "0001", False, "engine 0, dp rank 1 would lie on 2 nodes and dp rank 0 on 1"),
-        ("moe", THREE, "000000", True, "do not divide into rollout.dp x tp = 3"),
-        ("dense", THREE, "000000", True, "rollout.dp = 3: the model has no experts to deal out"),
+        ("moe", RANKS, "0001", True, "engine 0, dp rank 1 would be on 2 nodes and dp rank 0 on 1"),
+        ("moe", RANKS, "0001", False, "engine 0, dp rank 1 would be on 2 nodes and dp rank 0 on 1"),
+        ("moe", THREE, "000000", True, "are not divisible by rollout.dp x tp = 3"),
+        ("dense", THREE, "000000", True, "rollout.dp = 3: the model has no experts to distribute"),
         ("moe", MESSAGES, "00", True,
          "sync.transport = distributed with engines on the trainer's GPUs ... set auto"),
         ("gpt_oss", f"{STACKS.split("; ")[0]}; rollout.tp=2", "00", True,

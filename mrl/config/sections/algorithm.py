@@ -1,4 +1,4 @@
-"""What is optimised: estimator, losses, KL, entropy, correction, reward shaping and dynamic sampling.
+"""Settings of the algorithm: estimator, losses, KL, entropy, correction, reward shaping and dynamic sampling.
 
 An algorithm is a choice of named blocks; a new combination needs no code. The defaults are plain GRPO as in
 DeepSeekMath (arXiv 2402.03300) with the KL term off.
@@ -40,192 +40,199 @@ WHITENS = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline", "rloo_proce
 
 
 RELATIVE = frozenset({"grpo", "dr_grpo", "gdpo", "rloo", "reinforce_pp_baseline", "rloo_process"})
-"""Estimators that compare a sample with the others of its prompt alone; grpo_process has several rewards in one sample."""
+"""Estimators that only compare samples of one prompt (grpo_process has several rewards per sample)."""
 
 
 class EstimatorSection(Section):
-    """How rewards become advantages."""
+    """Advantage estimator: turns rewards into advantages."""
 
     name: Estimator = "grpo"
-    """Advantage estimator."""
+    """Choose the advantage estimator."""
     gamma: float = Field(default=1.0, ge=0, le=1)
-    """Discount per policy token (gae, reinforce_pp, grpo_process, rloo_process)."""
+    """Discount rewards by this factor per policy token (gae, reinforce_pp, grpo_process, rloo_process)."""
     lam: float = Field(default=0.95, ge=0, le=1)
-    """GAE's lambda."""
+    """Set GAE's lambda."""
     scale: Literal["group", "batch", "none"] | None = None
-    """What centred rewards are divided by; null means the estimator's own (grpo: group, rloo and dr_grpo:
-    none)."""
+    """Divide centred rewards by the standard deviation of the group or batch, or by nothing; null keeps the
+    estimator's own (grpo: group, rloo and dr_grpo: none)."""
     whiten: Literal["off", "tokens"] | None = None
-    """Whitening of advantages over the tokens of the batch; null means as the estimator's paper."""
+    """Whiten advantages over the tokens of the batch; null follows the estimator's paper."""
     part_weights: dict[str, float] = {}
-    """gdpo: the reward parts normalised on their own, with weights; empty means the whole reward as the only
-    part."""
+    """gdpo: normalise and weight each of these reward parts; empty takes the whole reward as one part."""
 
     @property
     def whitens(self) -> bool:
-        """Whether advantages are whitened over the tokens of the batch."""
+        """True if advantages are whitened over the tokens of the batch."""
         return self.name in WHITENS if self.whiten is None else self.whiten == "tokens"
 
     def faults(self) -> Iterator[str]:
         if self.part_weights and self.name != "gdpo":
-            yield f"part_weights are read by gdpo only, not by {self.name}; remove them or choose gdpo"
+            yield f"part_weights are only read by gdpo, not by {self.name}; remove them or choose gdpo"
 
 
 class AggregationSection(Section):
-    """How per-token losses of one optimizer step become one number."""
+    """Reduction of the per-token losses of one optimizer step to one number."""
 
     mode: Aggregation = "sequence_mean"
-    """token_mean: over all tokens of the step; sequence_mean: mean over sequences of token means; constant:
-    Dr. GRPO."""
+    """Average over all tokens of the step (token_mean), over sequences of token means (sequence_mean), or
+    divide by a constant (Dr. GRPO)."""
     length: int | None = Field(default=None, ge=1)
-    """constant: sums over tokens are divided by sequences times this length."""
+    """constant: divide the sum over tokens by the number of sequences times this length."""
 
     def faults(self) -> Iterator[str]:
         if (self.mode == "constant") != (self.length is not None):
             yield (
-                f"aggregation.length = {self.length} with mode = {self.mode}: constant needs a length (Dr. GRPO "
-                "takes rollout.max_response_tokens), the other modes take none"
+                f"aggregation.length = {self.length} with mode = {self.mode}: set a length with constant "
+                "(Dr. GRPO takes rollout.max_response_tokens), and none with the other modes"
             )
 
 
 class KlSection(Section):
-    """Distance to the reference policy."""
+    """KL to the reference policy."""
 
     location: Literal["off", "reward", "loss"] = "off"
-    """Subtracted from each token's reward, added to the loss, or neither."""
+    """Subtract the KL from each token's reward, add it to the loss, or neither."""
     kind: KlKind = "k3"
-    """Estimator of the KL per token."""
+    """Choose the estimator of the KL per token."""
     coefficient: float = Field(default=0.0, ge=0)
-    """Weight."""
+    """Weight the KL by this."""
     unbiased: bool = False
-    """In the loss: multiply by the policy ratio, which makes the gradient unbiased (DeepSeek-V3.2)."""
+    """In the loss, multiply by the policy ratio, which makes the gradient unbiased (DeepSeek-V3.2)."""
 
     def faults(self) -> Iterator[str]:
         if self.location == "off" and self.coefficient > 0:
-            yield f"kl.coefficient = {self.coefficient} with kl.location = off; choose reward or loss"
+            yield (
+                f"kl.coefficient = {self.coefficient} with kl.location = off; set kl.location to reward or "
+                "loss"
+            )
         if self.location != "off" and self.coefficient == 0:
             yield f"kl.location = {self.location} needs kl.coefficient above 0"
         if self.unbiased and self.location != "loss":
-            yield f"kl.unbiased is for kl.location = loss, not {self.location}"
+            yield f"kl.unbiased needs kl.location = loss, not {self.location}"
         if self.location == "loss" and self.kind == "k1" and not self.unbiased:
             yield (
                 "kl.kind = k1 with kl.location = loss has no effect on average: its gradient is that of the "
-                "log-prob, whose mean over the policy's own samples is 0; write kl.kind: k2 (the gradient of the "
-                "KL) or k3, kl.unbiased: true, or kl.location: reward"
+                "log-prob, whose mean over the policy's own samples is 0; set kl.kind: k2 (the gradient of "
+                "the KL) or k3, kl.unbiased: true, or kl.location: reward"
             )
 
 
 class EntropySection(Section):
-    """Entropy bonus; entropies are of the distribution at the sampling temperature."""
+    """Entropy bonus; entropies are those of the distribution at the sampling temperature."""
 
     coefficient: float = Field(default=0.0, ge=0)
-    """Weight of the bonus (start value where a target is given)."""
+    """Weight the bonus by this (start value if a target is given)."""
     target: float | None = Field(default=None, gt=0)
-    """Mean entropy in nats below which the bonus acts and grows; null keeps the coefficient fixed."""
+    """Apply and raise the bonus below this mean entropy (nats); null keeps the coefficient fixed."""
 
 
 class AlgorithmSection(Section):
     """Estimator, losses and their constants."""
 
     estimator: EstimatorSection = EstimatorSection()
-    """Rewards to advantages."""
+    """Turn rewards into advantages."""
     loss: PolicyLoss = PpoClipLoss()
-    """Policy loss."""
+    """Choose the policy loss."""
     aggregation: AggregationSection = AggregationSection()
-    """Tokens to one number."""
+    """Reduce per-token losses to one number."""
     kl: KlSection = KlSection()
-    """KL to the reference policy."""
+    """Penalise the KL to the reference policy."""
     entropy: EntropySection = EntropySection()
-    """Entropy bonus."""
+    """Add an entropy bonus."""
     distillation: DistillationSection | None = None
-    """Teachers to learn from, beside rewards or alone; null has none."""
+    """Learn from teachers, with rewards or alone; null has no teachers."""
     old_logprobs: Literal["auto", "recomputed", "rollout", "decoupled"] = "auto"
-    """What the ratio is taken against. auto: the trainer's log-probs, by a pass of their own only where one is needed, and the
-    engine's for tokens of earlier versions; recomputed: the same, always by a pass; rollout: the engine's; decoupled: the
-    trainer's for every token, while `correction` weighs tokens of earlier versions (decoupled PPO, arXiv 2110.00641)."""
+    """Take the importance ratio against the trainer's log-probs, and the engine's for tokens of earlier
+    versions, with a separate pass only if needed (auto) or always (recomputed); against the engine's
+    (rollout); or against the trainer's for every token, while `correction` weights tokens of earlier versions
+    (decoupled PPO, arXiv 2110.00641)."""
     correction: Correction = NoCorrection()
-    """Weights exp(old - engine log-prob) against the difference between trainer and engine."""
+    """Correct the mismatch between trainer and engine by weights exp(old - engine log-prob)."""
     shaping: ShapingSection = ShapingSection()
-    """Reward shaping of every domain without an entry of its own."""
+    """Shape the rewards of every domain that has no entry of its own."""
     shaping_by_domain: dict[str, ShapingSection] = {}
-    """Reward shaping by domain; an entry replaces `shaping` as a whole."""
+    """Shape rewards by domain; an entry replaces `shaping` as a whole."""
     filter: FilterSection | None = None
-    """Dynamic sampling; null trains on every group."""
+    """Filter groups by dynamic sampling; null trains on every group."""
     value_clip: float | None = Field(default=0.2, gt=0)
-    """Critic loss of gae: new values count as at most this far from the old ones; null means plain squared error."""
+    """gae: clip new values to this distance from the old ones in the critic loss; null: no clipping."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over a step's samples."""
+    """Train this many passes over a step's samples."""
     minibatches: int = Field(default=1, ge=1)
-    """Optimizer steps of each pass (whole groups stay together)."""
+    """Make this many optimizer steps per pass (whole groups stay together)."""
 
     def shapings(self) -> dict[str, ShapingSection]:
-        """Every shaping of rewards, by the path of its setting."""
-        of_domains = {f"shaping_by_domain.{name}": each for name, each in self.shaping_by_domain.items()}
+        """Return every reward shaping by the path of its setting."""
+        of_domains = {
+            f"shaping_by_domain.{name}": shaping for name, shaping in self.shaping_by_domain.items()
+        }
         return {"shaping": self.shaping} | of_domains
 
     @property
     def needs_reference(self) -> bool:
-        """Whether reference log-probs are read."""
+        """True if reference log-probs are read."""
         return self.kl.location != "off"
 
     @property
     def num_teachers(self) -> int:
-        """Models whose log-probs are learned from."""
+        """Number of teacher models."""
         return 0 if self.distillation is None else len(self.distillation.folders)
 
     @property
     def recomputes_policy(self) -> bool:
-        """Whether the policy's log-probs need a pass before the updates.
+        """True if the policy's log-probs need a pass before the updates.
 
-        With one update a step its own are the old ones, and the engine is measured in it.
+        With one update per step, that update's own log-probs are the old ones, and the engine is compared
+        with them.
         """
-        one = self.epochs * self.minibatches == 1
-        return self.old_logprobs == "recomputed" or not one or self.kl.location == "reward"
+        has_one_update = self.epochs * self.minibatches == 1
+        return self.old_logprobs == "recomputed" or not has_one_update or self.kl.location == "reward"
 
     @property
     def reference_in_update(self) -> bool:
-        """Whether the reference's pass lies in the only update's call; else it is beside, or after, the one for old log-probs."""
+        """True if the reference's pass runs in the only update's call, not before it."""
         return self.needs_reference and not self.recomputes_policy
 
     @property
     def ignores_age(self) -> bool:
-        """Whether nothing in the loss tells a token of an earlier version from one of today's."""
+        """True if the loss treats tokens of earlier versions like those of the newest."""
         return self.loss.name == "reinforce" and self.old_logprobs != "decoupled"
 
     @property
     def needs_values(self) -> bool:
-        """Whether a critic is trained."""
+        """True if a critic is trained."""
         return self.estimator.name == "gae"
 
     def faults(self) -> Iterator[str]:
         kind = self.correction.kind
         if self.old_logprobs == "rollout" and kind != "off":
             yield (
-                f"correction.kind = {kind} with old_logprobs = rollout: the ratio already holds the difference "
-                "to the engine; choose correction off, or old_logprobs auto"
+                f"correction.kind = {kind} with old_logprobs = rollout: the ratio already contains the "
+                "mismatch with the engine; set correction.kind = off or old_logprobs = auto"
             )
         if self.old_logprobs == "decoupled" and kind == "off":
             yield (
-                "old_logprobs = decoupled with correction.kind = off: nothing would weigh tokens of earlier versions, which "
-                "would be trained as if the newest had sampled them; choose a correction (truncated), or old_logprobs auto"
+                "old_logprobs = decoupled with correction.kind = off would train tokens of earlier versions "
+                "as if the newest had sampled them; set a correction.kind (truncated), or old_logprobs = auto"
             )
         alone = self.distillation is not None and self.distillation.alone
         if alone and self.filter is not None:
             yield (
-                "distillation.alone = true with algorithm.filter: rewards would decide which groups the teachers see; remove the "
-                "filter, or alone"
+                "distillation.alone = true with algorithm.filter: rewards would decide which groups the "
+                "teachers see; remove the filter, or alone"
             )
         if alone and self.estimator.name == "gae":
             yield (
-                "distillation.alone = true with estimator.name = gae: nothing would read the critic's values; choose grpo, or "
-                "remove alone"
+                "distillation.alone = true with estimator.name = gae: nothing would read the critic's "
+                "values; choose grpo, or remove alone"
             )
         if self.estimator.name == "gdpo" and self.kl.location == "reward":
             yield (
-                "gdpo normalises reward parts on their own and has no use for kl.location = reward; use loss"
+                "gdpo normalises reward parts separately and cannot use kl.location = reward; set "
+                "kl.location = loss"
             )
         if self.estimator.name in ("grpo_process", "rloo_process") and self.kl.location == "reward":
             yield (
                 f"{self.estimator.name} normalises process rewards, which a KL on every token would change; "
-                "use kl.location = loss"
+                "set kl.location = loss"
             )

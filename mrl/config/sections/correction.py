@@ -1,7 +1,7 @@
-"""The corrections for the difference between engine and trainer, by kind, each with its own constants.
+"""Corrections of the mismatch between engine and trainer, by kind, each with its own constants.
 
-What a bound of 2 means differs from kind to kind, so a file or override that changes the kind leaves the constants
-given before it (mrl/config/load.py, CHOICES).
+A bound of 2 means something else in each kind, so a file or override that changes the kind drops the
+constants given before it (mrl/config/load.py, CHOICES).
 """
 
 from __future__ import annotations
@@ -18,74 +18,70 @@ CORRECTION_KINDS = Literal["off", "truncated", "icepop", "sequence_mask", "geome
 
 
 class NoCorrection(Section):
-    """The difference between engine and trainer is measured and not acted on."""
+    """No correction: the mismatch between engine and trainer is only measured."""
 
     kind: Literal["off"] = "off"
-    """Correction."""
+    """Choose the correction."""
 
 
 class _Bounded(Section):
-    """Weights exp(old - engine log-prob), or what is kept of them, between two bounds."""
+    """Section whose weights exp(old - engine log-prob) have a lower and an upper bound."""
 
     def faults(self) -> Iterator[str]:
-        own: Any = self  # each kind declares bounds of its own
-        if own.low >= own.high:
-            yield f"correction.low = {own.low} must be below correction.high = {own.high}"
+        bounds: Any = self  # each kind declares its own
+        if bounds.low >= bounds.high:
+            yield f"correction.low = {bounds.low} must be below correction.high = {bounds.high}"
 
 
 class TruncatedCorrection(Section):
-    """Each token's weight, cut above: truncated importance sampling (TIS)."""
+    """Truncated importance sampling (TIS): each token's weight, capped."""
 
     kind: Literal["truncated"] = "truncated"
-    """Correction."""
+    """Choose the correction."""
     high: float = Field(default=2.0, gt=0)
-    """Largest weight of a token; 2 is also verl's (rollout_is_threshold)."""
+    """Cap the weight of a token; 2 is also verl's (rollout_is_threshold)."""
 
 
 class IcepopCorrection(_Bounded):
-    """Each token's weight, and 0 for a token whose weight lies outside the bounds (IcePop, arXiv
-    2510.18855)."""
+    """IcePop (arXiv 2510.18855): each token's weight, set to 0 outside the bounds."""
 
     kind: Literal["icepop"] = "icepop"
-    """Correction."""
+    """Choose the correction."""
     low: float = Field(default=0.5, ge=0)
-    """Tokens below are dropped; the paper's alpha."""
+    """Drop tokens with a weight below this; the paper's alpha."""
     high: float = Field(default=5.0, gt=0)
-    """Tokens above are dropped; the paper's beta."""
+    """Drop tokens with a weight above this; the paper's beta."""
 
 
 class SequenceMaskCorrection(_Bounded):
-    """Sequences whose geometric mean of weights lies outside the bounds are dropped."""
+    """Rejection of sequences whose geometric mean of token weights is outside the bounds."""
 
     kind: Literal["sequence_mask"] = "sequence_mask"
-    """Correction."""
+    """Choose the correction."""
     low: float = Field(default=0.999, ge=0)
-    """Sequences whose mean weight is below are dropped; verl's bound for geometric means
-    (decoupled_geo_rs)."""
+    """Drop sequences with a mean weight below this; verl's bound for geometric means (decoupled_geo_rs)."""
     high: float = Field(default=1.001, gt=0)
-    """Sequences whose mean weight is above are dropped; see policy/rollout_weight_geometric before widening
-    it."""
+    """Drop sequences with a mean weight above this; to widen it, see policy/rollout_weight_geometric."""
     token_weights: Literal["none", "raw", "truncated"] = "none"
-    """Weights of the tokens in kept sequences: none (1), raw, or truncated at 2 (TIS's)."""
+    """Weight tokens of kept sequences by 1 (none), raw weights, or weights truncated at 2 (as TIS)."""
 
 
 class GeometricCorrection(Section):
-    """The geometric mean of a sequence's weights, cut above, for all its tokens."""
+    """Geometric mean of a sequence's weights, capped, applied to all its tokens."""
 
     kind: Literal["geometric"] = "geometric"
-    """Correction."""
+    """Choose the correction."""
     high: float = Field(default=1.2, gt=0)
-    """Largest weight of a sequence; ROLL's bound (train_infer_correction)."""
+    """Cap the weight of a sequence; ROLL's bound (train_infer_correction)."""
 
 
 def _with_kind(value: Any) -> Any:
-    """No correction at all is off; constants without a kind and an unknown kind are refused with the known
-    ones."""
+    """Return the section with its kind, off if empty; refuse an unknown kind, or constants without a kind."""
     if not isinstance(value, dict):
         return value
     if value and "kind" not in value:
         kinds = ", ".join(get_args(CORRECTION_KINDS)[1:])
-        raise ValueError(f"{', '.join(value)} needs a correction.kind, whose constant it is: {kinds}")
+        raise ValueError(f"{', '.join(value)} needs a correction.kind that defines it: {kinds}")
     return value | {"kind": named("correction", CORRECTION_KINDS)(value.get("kind", "off"))}
 
 

@@ -1,4 +1,4 @@
-"""Where prompts come from: files, their shapes, domains and their mix."""
+"""Settings of the data: files, formats, domains and their mix."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -14,39 +14,37 @@ RESERVED_ARGUMENTS = frozenset(
     + ("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict")
     + ("return_assistant_tokens_mask", "tokenizer_kwargs")
 )
-"""Arguments of `apply_chat_template` that the loader sets, or that concern tokens rather than the
-template."""
+"""Arguments of `apply_chat_template` that the loader sets, or that do not concern the template."""
 
 
 class ColumnMap(Section):
-    """Names of the columns that are read; a dotted name reaches into a nested column."""
+    """Names of the columns to read; a dotted name reaches into a nested column."""
 
     prompt: str | None = None
-    """Column with the prompt, text or messages; by default what the format says."""
+    """Read the prompt, text or messages, from this column; null follows the format."""
     answer: str | None = None
-    """Column with the ground truth or task; by default what the format says."""
+    """Read the ground truth or task from this column; null follows the format."""
     domain: str | None = None
-    """Column with the domain, where one file mixes several."""
+    """Read the domain from this column, if one file mixes several."""
     tag: str | None = None
-    """Column that splits metrics inside a domain (for instance difficulty or source)."""
+    """Split metrics inside a domain by this column (difficulty or source, for instance)."""
 
 
 class DataEntry(Section):
     """One data set of one domain."""
 
     path: str | tuple[str, ...]
-    """File or files (.jsonl, .json, .parquet, .csv) or data sets of the hub (hf://name:configuration@split),
-    in this order."""
+    """Read these files (.jsonl, .json, .parquet, .csv) or Hub data sets (hf://name:configuration@split)."""
     domain: str = "default"
-    """Domain of these rows: chooses verifier, shaping and curves."""
+    """Assign these rows to a domain, which chooses verifier, shaping and curves."""
     probability: float | None = Field(default=None, gt=0)
-    """Share of the training prompts, relative to the other entries; by default in proportion to the rows."""
+    """Draw this share of the training prompts, relative to other entries; null: in proportion to the rows."""
     format: Format = "auto"
-    """Shape of the rows; auto recognises it from the first row's columns."""
+    """Set the format of the rows; auto recognises it from the first row's columns."""
     columns: ColumnMap = ColumnMap()
-    """Column names where they differ from the format's own."""
+    """Name the columns that differ from the format's."""
     system: str | None = None
-    """System message put before every prompt of this entry."""
+    """Put this system message before every prompt of the entry."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -54,53 +52,49 @@ class DataEntry(Section):
 
 
 class DifficultySection(Section):
-    """Solve rates that `mrl difficulty` measured, by which training rows are chosen."""
+    """Choice of training rows by the solve rates that `mrl difficulty` measured."""
 
     file: str
-    """Where `mrl difficulty` writes them (jsonl, a line for each prompt), and where runs read them."""
+    """Store solve rates here (jsonl, one line per prompt): `mrl difficulty` writes the file, runs read it."""
     min: float = Field(default=0.1, ge=0, lt=1)
-    """Rows that are solved more rarely are left out: groups without a right response teach nothing."""
+    """Leave out rows with a lower solve rate: groups without a correct response teach nothing."""
     max: float = Field(default=0.9, gt=0, le=1)
-    """Rows that are solved more often are left out."""
+    """Leave out rows with a higher solve rate."""
     samples: int = Field(default=16, ge=1)
-    """Samples that `mrl difficulty` draws of each prompt."""
+    """Draw this many samples per prompt in `mrl difficulty`."""
 
     def faults(self) -> Iterator[str]:
         if self.min >= self.max:
-            yield f"min = {self.min:g} is not below max = {self.max:g}: no row would be left"
+            yield f"min = {self.min:g} must be below max = {self.max:g}: no row would be left"
 
 
 class DataSection(Section):
-    """Training and validation rows. The order of prompts is a function of the run's seed alone."""
+    """Training and validation rows; run.seed alone decides the order of prompts."""
 
     train: str | tuple[DataEntry, ...]
-    """A file of one domain, or a list of entries."""
+    """Train on this file (one domain) or list of entries."""
     validation: str | tuple[DataEntry, ...] | None = None
-    """A file of one domain, or a list of entries; none means that nothing is validated."""
+    """Validate on this file (one domain) or list of entries; null validates nothing."""
     format: Format = "auto"
-    """Shape of the rows where train or validation is a plain path."""
+    """Set the format of the rows if train or validation is a plain path."""
     columns: ColumnMap = ColumnMap()
-    """Column names where train or validation is a plain path."""
+    """Name the columns if train or validation is a plain path."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
-    """Longest prompt in tokens."""
+    """Limit prompts to this many tokens."""
     overlong: Literal["filter", "refuse"] = "filter"
-    """Longer prompts are left out and counted, or end the run before engines start."""
+    """Leave out and count longer prompts (filter), or end the run before engines start (refuse)."""
     unusable: Literal["refuse", "filter"] = "refuse"
-    """Rows that are not of the format, or whose ground truth cannot be verified, end the run, or are left out
-    and counted."""
+    """End the run at a row of another format or with an unusable ground truth, or leave it out (filter)."""
     dedupe: bool = True
-    """Keep the first of rows with the same prompt and domain; the number left out is reported."""
+    """Keep the first of rows with the same prompt and domain, and report how many are left out."""
     overlap: Literal["report", "drop", "refuse"] = "report"
-    """Training prompts that are validation prompts too: count them, leave them out of training, or end the
-    run."""
+    """Count training prompts that are also in validation, drop them from training, or end the run."""
     chat_template: bool = True
-    """Render messages with the tokenizer's chat template where it has one; prompts given as text stay as they
-    are."""
+    """Render messages with the tokenizer's chat template if it has one; text prompts stay as they are."""
     chat_template_kwargs: dict[str, Any] = {}
-    """Further arguments of the chat template (enable_thinking, ...); a row's own column of this name goes
-    before."""
+    """Pass these to the chat template (enable_thinking, ...); a row's own column of that name wins."""
     difficulty: DifficultySection | None = None
-    """Leave out training rows that the model solves too rarely or too often; absent means that all are kept."""
+    """Leave out training rows that the model solves too rarely or too often; null keeps all."""
     shuffle: bool = True
     """Visit each epoch's rows in an order drawn from (seed, epoch); false keeps the file's order."""
 
@@ -114,24 +108,26 @@ class DataSection(Section):
     @field_validator("chat_template_kwargs")
     @classmethod
     def _free_arguments(cls, value: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted(RESERVED_ARGUMENTS & value.keys())
-        if taken:
-            raise ValueError(f"{', '.join(taken)}: set by the loader (tools come from the rows' column)")
+        reserved = sorted(RESERVED_ARGUMENTS & value.keys())
+        if reserved:
+            raise ValueError(
+                f"{', '.join(reserved)}: set by the loader (tools come from the rows' column); remove"
+            )
         return value
 
     def faults(self) -> Iterator[str]:
         if self.chat_template_kwargs and not self.chat_template:
-            yield "chat_template_kwargs are the template's arguments, and chat_template is false"
+            yield "chat_template_kwargs has no effect with chat_template = false; remove one of them"
         given = [entry.probability is not None for entry in self.train_entries()]
         if any(given) and not all(given):
-            yield "train: probability is given for some entries and not for others; give all or none"
+            yield "train: only some entries have a probability; give one to all or none"
 
     def train_entries(self) -> tuple[DataEntry, ...]:
-        """The training data sets, a plain path being one entry."""
+        """Return the training data sets; a plain path is one entry."""
         return self._entries(self.train)
 
     def validation_entries(self) -> tuple[DataEntry, ...]:
-        """The validation data sets; empty when none is configured."""
+        """Return the validation data sets; empty if none is configured."""
         return () if self.validation is None else self._entries(self.validation)
 
     def _entries(self, value: str | tuple[DataEntry, ...]) -> tuple[DataEntry, ...]:

@@ -1,4 +1,4 @@
-"""Distillation on the policy's own samples: teachers that say at each token how likely every next one is to them."""
+"""Settings of on-policy distillation: teachers give next-token distributions on the policy's samples."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _Divergences = Literal["reverse", "forward", "jsd"]
 Divergence = Annotated[_Divergences, BeforeValidator(named("divergence", _Divergences))]
 
 TEACHER = "teacher"
-"""Of TrainBatch.samples: [B] int64, which of DistillationSection.folders teaches the sample; -1 where none does."""
+"""Key of TrainBatch.samples: [B] int64 index of the teacher in DistillationSection.folders; -1: none."""
 
 
 class DistillationSection(Section):
-    """Teachers of the policy, each of the same shapes and tokens; formulas stand in docs/algorithms.md."""
+    """Teachers of the policy, with its shapes and vocabulary; docs/algorithms.md has the formulas."""
 
     teachers: dict[str, str] = Field(min_length=1)
-    """Folder of the teacher of each domain (rows without one are of `default`); samples of other domains have none."""
+    """Map domains to teacher folders (rows without a domain are `default`); other domains have no teacher."""
     divergence: Divergence = "reverse"
-    """What an update lowers at every token, over the whole vocabulary. reverse: KL(policy || teacher); forward: KL(teacher || policy);
-    jsd: the generalised Jensen-Shannon divergence between the two."""
+    """Minimise, at every token over the whole vocabulary, KL(policy || teacher) (reverse), KL(teacher ||
+    policy) (forward), or the generalised Jensen-Shannon divergence (jsd)."""
     teacher_share: float = Field(default=0.5, gt=0, lt=1)
-    """jsd: share of the teacher in the mixture that both are compared with."""
+    """jsd: weight the teacher by this in the mixture that both are compared with."""
     coefficient: float = Field(default=1.0, gt=0)
-    """Weight of the term."""
+    """Weight the term by this."""
     alone: bool = False
-    """Whether the teachers are all that is learned from: advantages of rewards are replaced by 0, rewards only measured."""
+    """Learn from the teachers only: replace the rewards' advantages by 0, and only measure rewards."""
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -39,6 +39,6 @@ class DistillationSection(Section):
     def faults(self) -> Iterator[str]:
         if self.divergence != "jsd" and self.teacher_share != 0.5:
             yield (
-                f"teacher_share = {self.teacher_share} is read by divergence = jsd only, not by {self.divergence}; "
-                "remove it or choose jsd"
+                f"teacher_share = {self.teacher_share} is only read by divergence = jsd, not by "
+                f"{self.divergence}; remove it or choose jsd"
             )

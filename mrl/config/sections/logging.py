@@ -1,4 +1,4 @@
-"""What is written about a run beside metrics.jsonl."""
+"""Settings of what a run writes besides metrics.jsonl."""
 
 from typing import Any, Literal
 
@@ -8,16 +8,16 @@ from mrl.section import Section
 
 
 class LoggingSection(Section):
-    """Trackers and dumps; metrics.jsonl is always written."""
+    """Trackers and sample dumps; metrics.jsonl is always written."""
 
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Further trackers, a list or one word; one that fails or hangs is switched off with a warning and never
-    stops training."""
+    """Also log to these trackers, one or a list; one that fails or hangs is switched off with a warning."""
     wandb_project: str = "mrl"
-    """Project of Weights & Biases, where trackers names it. The run is called run.name there; all else (host, key, entity, mode,
-    group, tags) comes from wandb's environment variables (WANDB_ENTITY, WANDB_MODE, WANDB_RUN_GROUP, WANDB_TAGS)."""
+    """Log to this Weights & Biases project if trackers names wandb. The W&B run is called run.name; wandb's
+    environment variables set everything else (host, key, entity, mode, group, tags: WANDB_ENTITY, WANDB_MODE,
+    WANDB_RUN_GROUP, WANDB_TAGS)."""
     samples_per_step: int = Field(default=16, ge=0)
-    """Samples written to samples.jsonl each step (best and worst of the first groups); 0 writes none."""
+    """Write this many samples to samples.jsonl per step (best and worst of the first groups); 0: none."""
 
     @field_validator("trackers", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Training low-rank changes of frozen weights."""
+"""Settings of low-rank adapters."""
 
 from typing import Literal
 
@@ -7,30 +7,30 @@ from pydantic import Field, field_validator
 from mrl.section import Section
 
 Target = Literal["attention", "mlp", "shared_experts", "routed_experts"]
-"""The linear layers of a model by what they belong to; mlp: those of layers without experts."""
+"""Linear layers of a model by the part they belong to; mlp: those of layers without experts."""
 
 
 class LoraSection(Section):
-    """Low-rank adapters (LoRA, arXiv 2106.09685): a weight W is trained as W + (alpha / rank) B A, where W stays.
+    """Low-rank adapters (LoRA, arXiv 2106.09685): a frozen weight W acts as W + (alpha / rank) B A.
 
     There is no dropout: two passes over a sample must give it the same log-probs.
     """
 
     rank: int = Field(default=16, ge=1)
-    """Rows of A, columns of B."""
+    """Set the rank: the rows of A and columns of B."""
     alpha: float = Field(default=32.0, gt=0)
-    """B A counts alpha / rank times."""
+    """Scale B A by alpha / rank."""
     targets: tuple[Target, ...] = Field(default=("attention",), min_length=1)
-    """The linear layers that have adapters: attention, mlp, shared_experts, routed_experts (each expert its own)."""
+    """Adapt these linear layers: attention, mlp, shared_experts, routed_experts (one adapter per expert)."""
 
     @field_validator("targets")
     @classmethod
     def _named_once(cls, targets: tuple[Target, ...]) -> tuple[Target, ...]:
         if len(set(targets)) != len(targets):
-            raise ValueError(f"targets names something twice: {', '.join(targets)}")
+            raise ValueError(f"targets contains a duplicate: {', '.join(targets)}")
         return targets
 
     @property
     def scale(self) -> float:
-        """How often B A counts."""
+        """Factor of B A."""
         return self.alpha / self.rank

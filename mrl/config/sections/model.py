@@ -1,4 +1,4 @@
-"""Which model is trained."""
+"""Settings of the model that is trained."""
 
 import datetime
 from typing import Literal
@@ -9,54 +9,53 @@ from mrl.section import Section
 
 
 class NewModelSection(Section):
-    """A small random model and its tokenizer, made on the spot when the model's folder does not exist."""
+    """Small random model and its tokenizer, made if the model's folder does not exist."""
 
     family: Literal["qwen3_moe", "qwen3"] = "qwen3_moe"
-    """Model type."""
+    """Choose the model type."""
     tokenizer: Literal["characters", "chat", "bpe"] = "characters"
-    """characters: one token per character of the files; chat: the same with a mark for each role and a chat template; bpe:
-    byte-level pairs trained on the files."""
+    """Use one token per character of the files (characters), the same with role tokens and a chat template
+    (chat), or byte-level pairs trained on the files (bpe)."""
     tokenizer_files: tuple[str, ...] = ()
-    """Files the tokenizer is made from; the training data when empty."""
+    """Make the tokenizer from these files; empty takes the training data."""
     vocab_size: int = Field(default=512, ge=8)
-    """Largest vocabulary (bpe)."""
+    """Limit the vocabulary to this many tokens (bpe)."""
     num_layers: int = Field(default=4, ge=1)
-    """Transformer layers."""
+    """Number of transformer layers."""
     hidden_size: int = Field(default=128, ge=8)
     """Width of the residual stream."""
     num_heads: int = Field(default=4, ge=1)
-    """Query heads."""
+    """Number of query heads."""
     num_kv_heads: int = Field(default=2, ge=1)
-    """Key and value heads."""
+    """Number of key and value heads."""
     head_dim: int = Field(default=32, ge=2)
     """Width of one head."""
     num_experts: int = Field(default=8, ge=2)
-    """Experts of each layer."""
+    """Number of experts per layer."""
     num_experts_per_token: int = Field(default=2, ge=1)
-    """Experts a token visits."""
+    """Number of experts per token."""
     expert_size: int = Field(default=128, ge=8)
     """Inner width of one expert."""
     dtype: Literal["bfloat16", "float32"] = "float32"
-    """Type of the weights on disk."""
+    """Store weights on disk in this type."""
 
 
 class ModelSection(Section):
-    """The policy's starting point."""
+    """Model that the policy starts from."""
 
     path: str
-    """Folder in Hugging Face format (config.json, tokenizer, safetensors); the family is read from its
-    model_type."""
+    """Load this Hugging Face folder (config.json, tokenizer, safetensors); model_type names the family."""
     new: NewModelSection | None = None
-    """What to make at `path` when nothing is there; absent means that the folder must exist."""
+    """Make this model if `path` does not exist; null requires that the folder exists."""
     reference_path: str | None = None
-    """Folder of the reference policy; the starting point itself when absent."""
+    """Load the reference policy from this folder; null takes the starting point."""
     trust_remote_code: bool = False
-    """Whether the folder's own Python code is run where its tokenizer is one (Kimi-K2's); a model is never read from
-    such code. Read it first: it runs with the rights of the run, on every node."""
+    """Run the folder's own Python code for its tokenizer (Kimi-K2's), never for a model. Read the code first:
+    it runs with the run's rights on every node."""
     chat_template_date: datetime.date | None = None
-    """Date that chat templates write if they ask for today's (gpt-oss, Llama 3.2). By default that of the run's first start,
-    which its config.yaml keeps, so that a resumed run renders the same prompts."""
+    """Give this date to chat templates that ask for today's (gpt-oss, Llama 3.2); null takes the date of the
+    run's first start, which its config.yaml keeps so that a resumed run renders the same prompts."""
     max_length: int = Field(default=1280, ge=2)
-    """Longest prompt plus response, in tokens; if none is given, data.max_prompt_tokens + rollout.max_response_tokens. At
-    most max_position_embeddings of config.json, or what YaRN's settings there
-    (rope_scaling or rope_parameters; Qwen2, Qwen3, Llama, DeepSeek, gpt-oss) stretch the model to."""
+    """Limit prompt plus response to this many tokens; data.max_prompt_tokens + rollout.max_response_tokens if
+    not given. At most max_position_embeddings of config.json, or the length that its YaRN settings stretch
+    the model to (rope_scaling or rope_parameters; Qwen2, Qwen3, Llama, DeepSeek, gpt-oss)."""

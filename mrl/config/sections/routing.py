@@ -1,4 +1,4 @@
-"""Which experts a trained token visits."""
+"""Settings of routing replay: which experts a trained token visits."""
 
 from typing import Literal
 
@@ -6,9 +6,10 @@ from mrl.section import Section
 
 
 class RoutingSection(Section):
-    """Whose choice of experts the trainer takes."""
+    """Source of the experts that the trainer uses."""
 
     replay: Literal["off", "trainer", "engine"] = "off"
-    """off: each pass chooses by its own scores. trainer: a step's updates, and the reference, take the choices of the pass
-    for old log-probs (R2, arXiv 2507.18071). engine: every pass of policy and reference takes those that the engine sampled
-    with (R3, arXiv 2510.11370). Weights are always those of today's scores; a critic chooses by itself."""
+    """Let each pass choose experts itself (off); replay those of the pass for old log-probs in a step's
+    updates and the reference (trainer: R2, arXiv 2507.18071); or replay the engine's in every pass of policy
+    and reference (engine: R3, arXiv 2510.11370). Weights always come from the current router scores; a critic
+    always chooses itself."""

@@ -1,4 +1,4 @@
-"""Name, folder and seed of a run."""
+"""Settings of a run's name, folder and seed."""
 
 from pydantic import Field
 
@@ -9,8 +9,8 @@ class RunSection(Section):
     """Name, folder and seed of a run."""
 
     name: str
-    """Name of the run; its folder is folder/name."""
+    """Name the run; its folder is folder/name."""
     folder: str = "runs"
-    """Parent folder of all runs."""
+    """Put run folders here."""
     seed: int = Field(default=0, ge=0)
-    """Seed of data order, sampling and initialisation."""
+    """Seed data order, sampling and initialisation."""

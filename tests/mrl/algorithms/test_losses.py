@@ -37,9 +37,9 @@ def test_an_aggregation_is_checked_by_its_section() -> None:
         ValueError, match=r"did you mean 'token_mean'\? known: token_mean, sequence_mean, constant"
     ):
         AggregationSection.model_validate({"mode": "tokens_mean"})
-    with pytest.raises(ValueError, match="length = None with mode = constant: constant needs a length"):
+    with pytest.raises(ValueError, match="length = None with mode = constant: set a length with constant"):
         AggregationSection(mode="constant")
-    with pytest.raises(ValueError, match=r"length = 3 with mode = token_mean.* take none"):
+    with pytest.raises(ValueError, match=r"length = 3 with mode = token_mean.* none with the other modes"):
         AggregationSection(mode="token_mean", length=3)
     with pytest.raises(ValueError, match="greater than or equal to 1"):
         AggregationSection(mode="constant", length=-1)

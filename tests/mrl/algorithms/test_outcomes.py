@@ -58,7 +58,7 @@ def test_clip_comes_before_group_shaping(golden) -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"clip": [2, 1]}, r"clip = \[2.0, 1.0\]: the first must be below the second"),
+        ({"clip": [2, 1]}, r"clip = \[2.0, 1.0\]: the first value must be below the second"),
         ({"stop_properly": 1.5}, "less than or equal to 1"),
     ],
 )

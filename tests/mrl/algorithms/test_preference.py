@@ -178,9 +178,9 @@ def test_every_objective_and_every_setting_it_reads_changes_the_loss() -> None:
         ({"name": "sft", "beta": 0.2}, "not read by sft"),
         ({"name": "reward_model", "beta": 0.3}, "not read by reward_model"),
         ({"name": "dpo", "center": {"weight": 0.1}}, "not read by dpo"),
-        ({"name": "ipo"}, "ipo needs it"),
+        ({"name": "ipo"}, "required by ipo"),
         ({"name": "exo"}, "exo takes its logarithm"),
-        ({"name": "custom"}, "as package.module:function"),
+        ({"name": "custom"}, "set package.module:function"),
         ({"name": "dpo_norm"}, "unknown tune.objective"),
     ],
 )

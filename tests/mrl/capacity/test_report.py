@@ -29,7 +29,7 @@ def test_each_pool_has_its_own_memory() -> None:
     assert all({"optimizer", "gradients"} <= set(parts) for parts in trainer)
     assert pools.seconds["offload"] == 0 and sum(pools.traffic.local) == 0
     assert "hardware  3 nodes of" in shown.table()
-    assert "4 engines of tp2 on 8 slots of their own" in shown.table()
+    assert "4 engines of tp2 on their own 8 slots" in shown.table()
 
 
 def test_what_does_not_fit_names_its_pool() -> None:
@@ -68,12 +68,12 @@ def test_too_little_memory_is_an_error_with_a_way_out() -> None:
     ("words", "message"),
     [
         (("training.layout.ep=3", "training.layout.dp=3"),
-         "experts (128) do not divide into training.layout.ep = 3"),
+         "experts (128) are not divisible by training.layout.ep = 3"),
         (("training.layout.tp=3", "training.layout.ep=1", "rollout.tp=1"),
-         "attention heads (32) do not divide"),
+         "attention heads (32) are not divisible"),
         (("training.layout.pp=49", "training.layout.dp=2"), "48 layers cannot fill pp x vpp = 49 x 1 stages"),
         (("rollout.tp=3", "training.layout.dp=6"),
-         "experts (128) do not divide into rollout.tp (expert_parallel) = 3"),
+         "experts (128) are not divisible by rollout.tp (expert_parallel) = 3"),
         (("rollout.tp=4", "rollout.expert_parallel=false", "rollout.quantization=fp8_block"),
          "does not begin on a block of 128; lower rollout.tp"),
         (
@@ -94,21 +94,21 @@ def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...
     ("words", "message"),
     [
         (("rollout.tp=4", "rollout.expert_parallel=false"),
-         "rollout.expert_parallel=true deals out whole experts"),
+         "rollout.expert_parallel=true distributes whole experts"),
         (("training.layout.pp=5", "training.layout.dp=2"), "48 layers do not divide into pp x vpp = 5 x 1"),
         (("training.layout.tp=8",), "query groups are cut"),
         (("rollout.quantization=fp8_block", "algorithm.correction.kind='off'"),
          "truncated is the usual choice"),
         (("rollout.quantization=fp8_block", "loop.max_rollout_mismatch=0.01"),
-         "quantised weights alone make"),
+         "quantised weights alone cause"),
         (("rollout.quantization=fp8_block", "training.layout.ep=2", "training.layout.etp=4"),
          "cuts tensors inside blocks of 128"),
         (("training.layout.tp=16",), "spans nodes of 8"),
         (
             ("rollout.tp=16", "training.layout.dp=4"),
-            "tp ranks of an engine lie on 2 nodes, and the two sums of each layer (48 x 2 of 2048 numbers a token) cross",
+            "tp ranks of an engine are on 2 nodes, and the two all-reduces of each layer (48 x 2 of 2048 numbers per token) cross",
         ),
-        (("training.router_aux_loss=0.001",), "pulls against the reward"),
+        (("training.router_aux_loss=0.001",), "works against the reward"),
         (("training.layout.pp=4", "training.layout.dp=4", "training.layout.ep=16", "rollout.tp=8"),
          "rail misalignment"),
     ],

@@ -20,9 +20,9 @@ ACTS = (
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("reward={kind: environment}",), "there is none; add the section agent"),
+        (("reward={kind: environment}",), "needs an environment; add the section agent"),
         ((*ACTS, "agent.max_turn_tokens=41"), "max_turn_tokens = 41 has no effect"),
-        ((*ACTS, "loop.deterministic=true"), "when environments answer decides"),
+        ((*ACTS, "loop.deterministic=true"), "depend on when environments reply"),
     ],
 )
 def test_refused(words: tuple[str, ...], reason: str) -> None:

@@ -22,7 +22,7 @@ ACTS = (
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((JUDGE,), r"reward.engines, .*; start the server yourself and give its path, or workers driver"),
+        ((JUDGE,), r"reward.engines, .*; start a server and set its path, or workers driver"),
         (("reward.nodes=all",), r"reward.nodes: .*removed; delete it; rollout.workers: node puts"),
         ((*ACTS, "agent.nodes=all"), r"agent.nodes: .*removed; delete it; rollout.workers: node puts"),
         (("routing.replay=engine",), r"routing.replay = engine: .*; set trainer or off, or workers driver"),

@@ -11,12 +11,14 @@ WORDS = ["run.name=r", "model.path=m", "data.train=t.jsonl", "reward.kind=maths"
 def test_a_replay_of_the_trainers_pass_needs_that_pass() -> None:
     for more in ("algorithm.minibatches=2", "algorithm.epochs=2", "algorithm.old_logprobs=recomputed"):
         assert load([], [*WORDS, "routing.replay=trainer", more]).routing.replay == "trainer"
-    with pytest.raises(ConfigError, match=r"no pass before it .* set algorithm.old_logprobs = recomputed"):
+    with pytest.raises(ConfigError, match=r"no pass precedes .* set algorithm.old_logprobs = recomputed"):
         load([], [*WORDS, "routing.replay=trainer"])
 
 
 def test_episodes_have_no_routes_of_their_engines() -> None:
     agent = "agent={environment: calculator}"
     assert load([], [*WORDS, agent]).agent is not None
-    with pytest.raises(ConfigError, match=r"routing.replay = engine: the routes of an environment's answers"):
+    with pytest.raises(
+        ConfigError, match=r"routing.replay = engine with the section agent: the routes of observations"
+    ):
         load([], [*WORDS, agent, "routing.replay=engine"])

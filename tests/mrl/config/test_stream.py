@@ -15,7 +15,7 @@ OWN = ("launch.engine_slots=1", "rollout.tp=1")
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "own slots without age": (
         ("stream.max_age=0", *OWN),
-        "set max_age 1 or more, sync_every above 1, or engine_slots 0",
+        "set max_age to 1 or more, sync_every above 1, or engine_slots 0",
     ),
     "deterministic with age": (
         ("loop.deterministic=true",),
@@ -75,7 +75,7 @@ def test_what_is_close_to_it_is_allowed(words: tuple[str, ...]) -> None:
 
 
 def test_a_section_that_nobody_reads_and_an_unknown_schedule_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"stream: only read with loop\.schedule = stream"):
+    with pytest.raises(ConfigError, match=r"stream is only read with loop\.schedule = stream"):
         loaded("loop.schedule=on_policy", "stream.max_age=2")
     with pytest.raises(ConfigError, match=r"unknown schedule 'async': .*known: on_policy, stream"):
         loaded("loop.schedule=async")

@@ -123,7 +123,7 @@ def test_an_argument_that_the_template_never_names_is_refused(
         load(path, plain_tokenizer, chat_template_kwargs={"enable_thinking": False})
     with pytest.raises(ValueError, match="tokenize, tools: set by the loader"):
         DataSection(train=path, chat_template_kwargs={"tokenize": True, "tools": []})
-    with pytest.raises(ValueError, match="chat_template is false"):
+    with pytest.raises(ValueError, match="chat_template = false"):
         DataSection(train=path, chat_template=False, chat_template_kwargs={"enable_thinking": False})
 
 

@@ -110,7 +110,7 @@ def test_a_folders_own_tokenizer_is_run_where_it_is_trusted(tmp_path, monkeypatc
     (folder / "letters.py").write_text(OWN_TOKENIZER)
     settings = {"tokenizer_class": "Letters", "auto_map": {"AutoTokenizer": ["letters.Letters", None]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match=r"letters\.py: read it, and set model\.trust_remote_code=true"):
+    with pytest.raises(ConfigError, match=r"letters\.py: read it, then set model\.trust_remote_code=true"):
         load_tokenizer(str(folder))
     tokenizer = load_tokenizer(str(folder), trust_remote_code=True)
     (ids,) = encode_texts(["2+2"], [False], tokenizer)

@@ -154,7 +154,7 @@ def test_without_a_gradient_after_a_collapse_the_collapse_is_said_to_be_the_caus
 
 def test_without_the_truth_beside_the_reward_no_way_round_it_can_be_told() -> None:
     told = diagnose(Curves(recorded("few_rows")), SETTINGS)
-    assert "parts of the reward" in told.cannot_tell["reward_hacked"]
+    assert "a reward of several parts" in told.cannot_tell["reward_hacked"]
     assert "rows_memorised" not in ever(recorded("planted_cue")), (
         "validation reads another part than is trained"
     )
@@ -210,7 +210,7 @@ def test_a_run_in_which_no_sample_had_an_advantage_learned_nothing(rows, setting
 def test_the_last_line_has_the_first_finding() -> None:
     line = closing_line("runs/rate", "done", Curves(recorded("rate_times_30")), SETTINGS)
     assert line.startswith("runs/rate: done after step 60; policy_collapsed since step 10: ")
-    assert line.endswith("(and 2 more); `mrl diagnose runs/rate` says what to change")
+    assert line.endswith("(and 2 more); run `mrl diagnose runs/rate` to see what to change")
     healthy = Curves(recorded("healthy_quickstart"))
     assert closing_line("runs/a", "done", healthy, SETTINGS) == "runs/a: done after step 200"
     assert closing_line("runs/a", "done", Curves(), {}) == "runs/a: done after step 0"

@@ -130,7 +130,7 @@ def test_what_came_from_weights_that_are_gone_is_dropped_and_counted(
     assert any(s.prompt_index == changed[0] for s in samples)
     assert all((s.policy_versions < 20).all() for s in samples)
     found = audit(tmp_path / "run")
-    assert found.holds and "0 are of steps that were undone" in audit_text(found)
+    assert found.holds and "0 are from undone steps" in audit_text(found)
     assert "1 groups of the checkpoint" in capsys.readouterr().out
 
 
@@ -148,7 +148,7 @@ def test_a_prompt_that_is_lost_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert not found.twice and not any(index in line.ended() for line in found.lines)
     assert main(["audit", str(tmp_path / "run")]) == 1
     assert (
-        f"prompt {index} skipped, seen in the start at step 10 of attempt 4: it ended nowhere"
+        f"prompt {index} skipped, seen in the start at step 10 of attempt 4: it never ended"
         in capsys.readouterr().out
     )
 
@@ -211,16 +211,14 @@ def test_other_files_must_agree(tmp_path: Path) -> None:
     undone = {"step": 2, "trained": "4", "on_the_way": "3", "next": 5}
     again = {"start": 2, "step": 2, "next": 5, "on_the_way": "3-4"}
     found = held_out(tmp_path, FIRST, ONE, undone, again, TWO)
-    assert found.holds and "1 samples of samples.jsonl agree, 1 are of steps that were undone" in audit_text(
-        found
-    )
+    assert found.holds and "1 samples of samples.jsonl agree, 1 are from undone steps" in audit_text(found)
     assert held_out(tmp_path, FIRST, ONE, TWO).other == [
-        "samples.jsonl has prompt 4 in step 2, which did not train it."
+        "samples.jsonl has prompt 4 in step 2, which did not train on it."
     ]
     found = held_out(tmp_path, FIRST, ONE)
-    assert found.other == ["metrics.jsonl has step 2, ledger.jsonl ends before it: it was cut."]
+    assert found.other == ["metrics.jsonl has step 2, but ledger.jsonl ends before it: it was cut."]
     found = held_out(tmp_path, FIRST, ONE | {"trained": "0", "given_up": "1"}, TWO)
-    assert "step 1 trained 2 groups by metrics.jsonl, 1 by ledger.jsonl." in found.other
+    assert "step 1 trained 2 groups by metrics.jsonl, but 1 by ledger.jsonl." in found.other
 
 
 def test_a_line_that_is_none_of_a_ledger_is_named_and_passed_over(tmp_path: Path) -> None:
@@ -235,26 +233,26 @@ def test_a_line_that_is_none_of_a_ledger_is_named_and_passed_over(tmp_path: Path
     for line in foreign:
         found = held_out(tmp_path, FIRST, line, ONE, TWO)
         assert found.holds, audit_text(found)
-        assert "ledger.jsonl: 1 of 4 lines are no rows" in audit_text(found) and "first line 2" in audit_text(
+        assert "ledger.jsonl: 1 of 4 lines are not rows" in audit_text(
             found
-        )
+        ) and "first line 2" in audit_text(found)
     (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (FIRST, foreign[1])))
     assert LedgerLog(tmp_path / "ledger.jsonl").start(1, Standing((), 0)) == [0]
 
 
 def test_a_cut_file_a_run_of_before_and_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(tmp_path)]) == 2
-    assert "ledger.jsonl is not there. It is written from a run's first step" in capsys.readouterr().err
+    assert "ledger.jsonl does not exist. It is written from a run's first step" in capsys.readouterr().err
     (tmp_path / "ledger.jsonl").write_text('{"trained": "0-1"}\n')
     assert main(["audit", str(tmp_path)]) == 2
-    assert "ledger.jsonl: 1 of 1 lines are no rows" in capsys.readouterr().err
+    assert "ledger.jsonl: 1 of 1 lines are not rows" in capsys.readouterr().err
     found = held_out(tmp_path, {"start": 1, "step": 8, "next": 30, "on_the_way": "28-29"})
-    assert found.holds and "had 7 steps before ledger.jsonl: of the 28 prompts" in audit_text(found)
+    assert found.holds and "had 7 steps before ledger.jsonl: the 28 prompts" in audit_text(found)
     held_out(tmp_path, FIRST, ONE, TWO)
     whole = (tmp_path / "ledger.jsonl").read_text()
     (tmp_path / "ledger.jsonl").write_text(whole[:-9])
     found = audit(tmp_path)
-    assert found.holds and "1 of 3 lines are no rows (cut in its middle or damaged)" in audit_text(found)
+    assert found.holds and "1 of 3 lines are not rows (cut or damaged)" in audit_text(found)
 
 
 @pytest.mark.parametrize("inner", [".", "tune"])
@@ -264,4 +262,7 @@ def test_of_a_tuning_there_is_nothing_to_audit(
     (tmp_path / "tune").mkdir()
     (tmp_path / "tune/metrics.jsonl").write_text('{"step": 1, "tune/loss": 1.0}\n')
     assert main(["audit", str(tmp_path / inner)]) == 2
-    assert "is of mrl tune, which learns rows and asks no prompts" in capsys.readouterr().err
+    assert (
+        "was written by `mrl tune`, which trains on rows and has no ledger to audit"
+        in capsys.readouterr().err
+    )

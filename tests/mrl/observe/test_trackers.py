@@ -53,7 +53,7 @@ def test_a_failing_tracker_is_switched_off_once(caplog: pytest.LogCaptureFixture
         tracker.close()
     assert not tracker.enabled
     assert [r.message for r in caplog.records if "switched off" in r.message] == [
-        "tracker failing switched off: ConnectionError: server gone; training goes on, metrics.jsonl is complete"
+        "tracker failing switched off: ConnectionError: server gone; training continues, metrics.jsonl is complete"
     ]
 
 

@@ -41,4 +41,4 @@ def test_groups_that_are_no_number_are_named_by_the_audit(tmp_path: Path) -> Non
 def test_lines_that_are_all_none_are_counted(tmp_path: Path) -> None:
     run = good_run(tmp_path / "run")
     (run / "metrics.jsonl").write_text("{\n" * 5)
-    assert "5 of 5 lines are no rows" in run_text(run)
+    assert "5 of 5 lines are not rows" in run_text(run)

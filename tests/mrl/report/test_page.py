@@ -27,10 +27,7 @@ def test_a_row_cut_in_the_middle_is_named_and_the_others_are_there(tmp_path: Pat
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 4, "rew\n[1]\n\xff\n' + b"[" * 100_000)
     assert read_run(folder, max_bytes=10**6)["curves"]["step"] == [0, 1, 2, 3]
-    assert (
-        "metrics.jsonl: 4 of 8 lines are no rows (cut in its middle or damaged), first line 5."
-        in notes_of(folder)
-    )
+    assert "metrics.jsonl: 4 of 8 lines are not rows (cut or damaged), first line 5." in notes_of(folder)
 
 
 def test_a_row_longer_than_any_of_ours_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,9 +41,9 @@ def test_a_row_longer_than_any_of_ours_is_left_out(tmp_path: Path, monkeypatch: 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     only_metrics = write_run(tmp_path / "a", metrics=[metrics_row(1)], config=None)
     for name in ("samples.jsonl", "config.yaml", "versions.json", "hardware.json", "summary.json"):
-        assert f"{name} is not there." in notes_of(only_metrics)
+        assert f"{name} does not exist." in notes_of(only_metrics)
     only_samples = write_run(tmp_path / "b", samples=[sample_row(1, 1)], config="a: [")
-    assert "metrics.jsonl is not there." in notes_of(only_samples)
+    assert "metrics.jsonl does not exist." in notes_of(only_samples)
     assert "config.yaml cannot be read." in notes_of(only_samples)
     render_page([read_run(folder, max_bytes=10**6) for folder in (only_metrics, only_samples)])
 
