@@ -166,8 +166,7 @@ def _compare_metrics(folder: Path, result: Audit) -> None:
             )
         elif step in trained and groups != (count := len(indices_of(trained[step]))):
             result.other.append(
-                f"step {step} trained {groups:g} groups according to metrics.jsonl, but {count} to "
-                "ledger.jsonl."
+                f"step {step} trained {groups:g} groups by metrics.jsonl, but {count} by ledger.jsonl."
             )
         else:
             agree += step in trained

@@ -139,7 +139,7 @@ def test_a_plan_knows_whose_layers_train_attention_sinks() -> None:
         ("qwen3_30b_a3b", "[7]", "the layout needs 8 GPUs, but reward.engines leaves 7"),
         ("qwen3_30b_a3b", "[8]", "names the GPUs [8], but this machine has 8"),
         ("qwen3_30b_a3b", "[]", "gpus is empty"),
-        ("qwen3_235b_a22b", "[7]", "its GPUs are Ray's"),
+        ("qwen3_235b_a22b", "[7]", "its GPUs belong to Ray"),
     ],
 )
 def test_gpus_of_reward_engines_are_none_of_the_layouts_by_the_plan_too(

@@ -43,7 +43,7 @@ def test_a_folder_that_is_not_whole_is_read_as_far_as_it_goes(tmp_path, capsys) 
         file.write('{"step": 61, "rew')
     assert main(["diagnose", str(folder)]) == 0
     said = capsys.readouterr().out
-    assert "engines_apart" in said and "samples.jsonl is not there" in said
+    assert "engines_apart" in said and "samples.jsonl does not exist" in said
     assert "config.yaml cannot be read" in said and "metrics.jsonl: 1 of 62" in said
     shutil.rmtree(folder)
     assert main(["diagnose", str(folder)]) == 2

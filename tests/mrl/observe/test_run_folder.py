@@ -22,7 +22,7 @@ def test_a_summary_that_cannot_be_written_is_a_warning(tmp_path, caplog) -> None
     folder = RunFolder(tmp_path / "run")
     (folder.path / "summary.json").mkdir()
     folder.write_summary({"ended": "done"})
-    assert "summary.json could not be written" in caplog.text
+    assert "summary.json: cannot write" in caplog.text
     folder.close()
 
 
