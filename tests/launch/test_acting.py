@@ -96,7 +96,7 @@ def test_tools_that_prompts_describe_are_not_added() -> None:
 def test_a_template_that_rewrites_history_and_an_environment_that_is_none() -> None:
     forgetful = chat_tokenizers.qwen(chat_tokenizers.FORGETFUL)
     with pytest.raises(
-        ConfigError, match=r"rewrites a turn before observations of the role 'user': behind .*mrlthought"
+        ConfigError, match=r"rewrites a turn before observations of the role 'user': after .*mrlthought"
     ):
         look_at(acting("tests.support.guess:Guess"), forgetful)
     with pytest.raises(ConfigError, match=r"agent.environment = 'guest'"):

@@ -89,11 +89,11 @@ MODEL_FAULTS = {
     "a layer without weights": (lambda folder: rewrite(folder, num_hidden_layers=5), "lacks"),
     "float8 values without scales": (
         lambda folder: quantise_without_scales(folder, "model.layers.1.self_attn.o_proj.weight"),
-        "is F8_E4M3, and the folder lacks model.layers.1.self_attn.o_proj.weight_scale_inv; download both again",
+        "is F8_E4M3, but the folder lacks model.layers.1.self_attn.o_proj.weight_scale_inv; download both again",
     ),
     "weights of another width": (lambda folder: rewrite(folder, moe_intermediate_size=96),
         "config.json says [96, "),
-    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
     "widths without a kernel": (lambda folder: rewrite(folder, head_dim=48), "head_dim = 48"),
 }  # fmt: skip
 
@@ -305,7 +305,7 @@ def test_a_tuning_says_at_its_start_what_the_chat_template_leaves_out(
     tune = f"tune={{data: {{train: {tmp_path}/rows.jsonl}}, output: {tmp_path}/out, batch_rows: 1}}"
     asked = [*words(acting, tmp_path, "run", tune), "model.max_length=64", "data.max_prompt_tokens=32"]
     assert main(["tune", *asked]) == 0
-    said = "the chat template does not use assistant.reasoning_content; the model reads none of it"
+    said = "the chat template does not use assistant.reasoning_content, so the model never reads it"
     assert f"tune: {said}" in capsys.readouterr().out.splitlines()
     assert main(["data", *asked]) == 0
     assert f"data: tune.data: {said}" in capsys.readouterr().out.splitlines()

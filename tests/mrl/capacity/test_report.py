@@ -75,7 +75,7 @@ def test_too_little_memory_is_an_error_with_a_way_out() -> None:
         (("rollout.tp=3", "training.layout.dp=6"),
          "experts (128) are not divisible by rollout.tp (expert_parallel) = 3"),
         (("rollout.tp=4", "rollout.expert_parallel=false", "rollout.quantization=fp8_block"),
-         "does not begin on a block of 128; lower rollout.tp"),
+         "must begin on a block of 128; lower rollout.tp"),
         (
             ("rollout.tp=8", "launch.slots_per_node=6"),
             "engine 0 would have 6 + 2 of its tp ranks on nodes [0, 1], which must share them equally; choose a rollout.tp",

@@ -207,7 +207,7 @@ def test_every_setting_has_a_sentence_once() -> None:
     lines = describe().splitlines()
     assert len(lines) > 200 and len(set(lines)) == len(lines)
     assert [line for line in lines if line.rstrip().endswith("#")] == []
-    assert sum("Processor time of one process" in line for line in lines) == 1
+    assert sum("seconds of CPU time" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_settings_that_decide_nothing_are_refused(rules: dict[str, Any], error: 
 
 def test_the_page_s_example_is_a_configuration() -> None:
     page = (Path(__file__).parents[3] / "docs/rewards.md").read_text()
-    example = re.search(r"^```\n(reward:.*?)^```", page, re.MULTILINE | re.DOTALL)
+    example = re.search(r"^```yaml\n(reward:.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert example is not None
     chat = RewardSection(**yaml.safe_load(example[1])["reward"]).for_domain("chat")
     assert [part.label for part in chat.verifiers()] == ["format", "helpful", "reward_model"]
