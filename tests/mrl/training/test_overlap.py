@@ -367,5 +367,5 @@ def test_auto_is_on_where_there_are_replicas(changes: dict[str, Any], bucket: in
 
 
 def test_a_bucket_size_without_overlap_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"bucket_size = 7 .* leave bucket_size out"):
+    with pytest.raises(ValidationError, match=r"bucket_size = 7 .* remove bucket_size"):
         TrainingSection(overlap_grad_reduce=False, bucket_size=7)
