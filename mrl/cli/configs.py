@@ -35,7 +35,7 @@ def _train_command(commands) -> None:
     train.add_argument(
         "--dry-run",
         action="store_true",
-        help="check everything the configuration names, print it resolved, and exit",
+        help="check the configuration, its files, model and rewards, print all settings, and exit",
     )
 
 
@@ -69,16 +69,24 @@ def _make_command(commands) -> None:
     make.add_argument("config", nargs="*", help=f"preferences: {CONFIG_HELP}")
     make.add_argument("--out", required=True, help="folder to write to")
     make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand; 99 by default")
-    make.add_argument("--pairs", type=int, help="arithmetic: pairs of correct and incorrect answers; 2000")
+    make.add_argument(
+        "--pairs",
+        type=int,
+        help="arithmetic: pairs of a correct and an incorrect answer; at most 2000 by default",
+    )
     make.add_argument(
         "--samples",
         type=int,
         default=0,
         help="preferences: responses of model.path per row; 0 by default, which starts no engine",
     )
-    make.add_argument("--rows", type=int, help="preferences: first rows of each file; all by default")
+    make.add_argument(
+        "--rows", type=int, help="preferences: use the first ROWS rows of each file; all by default"
+    )
     make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
-    make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: vocabulary size; 2048")
+    make.add_argument(
+        "--vocab-size", type=int, default=2048, help="tokenizer: vocabulary size; 2048 by default"
+    )
     make.set_defaults(run=_make)
 
 
@@ -154,16 +162,19 @@ def _rewards_command(commands) -> None:
     show = config_command(kinds, "show", _rewards, "print the verdict on one response to one row of the data")
     show.add_argument("--row", required=True, help="row number in its file, from 1, or file:line")
     show.add_argument(
-        "--response", help="text, a file, or - for standard input; the row's ground truth in a box by default"
+        "--response",
+        help="text, a file, or - for standard input; by default the row's ground truth in \\boxed{}",
     )
     show.add_argument("--explain", action="store_true", help="print each verifier's input and verdict")
     tried = config_command(
         kinds,
         "try",
         _rewards_try,
-        "score good, bad, empty, truncated and attacking responses before a run",
+        "score good, bad, empty, truncated and adversarial responses before a run",
     )
-    tried.add_argument("--rows", type=int, default=20, help="first rows per domain; 20 by default")
+    tried.add_argument(
+        "--rows", type=int, default=20, help="use the first ROWS rows of each domain; 20 by default"
+    )
     tried.add_argument(
         "--right", help='correct responses: a column of the rows, or a file of {"row", "response"}'
     )
@@ -173,7 +184,9 @@ def _rewards_command(commands) -> None:
         _rewards_check,
         "measure agreement with labelled responses, and try attacks",
     )
-    check.add_argument("--gold", required=True, help='rows {"prompt", "response", "right", "answer", "tag"}')
+    check.add_argument(
+        "--gold", required=True, help='rows {"prompt", "response", "right", "answer", "domain", "tag"}'
+    )
     check.add_argument(
         "--threshold", type=float, default=0.5, help="a reward above this means correct; 0.5 by default"
     )
@@ -230,7 +243,9 @@ def _rewards_check(options: argparse.Namespace) -> int:
 def _plan_command(commands) -> None:
     text = "estimate memory, traffic and time without a GPU"
     plan = config_command(commands, "plan", _plan, text)
-    plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file; 8x80gb")
+    plan.add_argument(
+        "--hardware", default="8x80gb", help="name in configs/hardware, or a file; 8x80gb by default"
+    )
 
 
 def _plan(options: argparse.Namespace) -> int:

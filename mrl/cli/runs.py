@@ -26,7 +26,10 @@ def _report_command(commands) -> None:
     report.add_argument("--text", action="store_true", help="only print the curves, write nothing")
     report.add_argument("--steps", help="only show samples of steps FIRST-LAST, e.g. 100-120, or of one step")
     report.add_argument(
-        "--megabytes", type=float, default=16.0, help="most megabytes of samples on the page; 16 by default"
+        "--megabytes",
+        type=float,
+        default=16.0,
+        help="maximum megabytes of samples on the page; 16 by default",
     )
     report.set_defaults(run=_report)
 
@@ -70,7 +73,7 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _diagnose_command(commands) -> None:
-    text = "find what is wrong with a run, since which step, and what to change"
+    text = "report what is wrong with a run, from which step on, and what to change"
     diagnose = add_command(commands, "diagnose", text)
     diagnose.add_argument("folder", help="run folder; diagnosis.md is written there")
     diagnose.set_defaults(run=_diagnose)
@@ -93,7 +96,7 @@ def _samples_command(commands) -> None:
     samples = add_command(commands, "samples", "print samples of a run as text, episodes turn by turn")
     samples.add_argument("path", help="run folder, or a file of samples")
     samples.add_argument("--step", type=int, help="only samples of this step")
-    samples.add_argument("--kind", help="only samples of this kind: train, validation or sampled")
+    samples.add_argument("--kind", help="only samples of this kind: train, validation, sampled (by mrl eval)")
     samples.add_argument("--limit", type=int, default=10, help="print at most this many; 10 by default")
     samples.set_defaults(run=_samples)
 
@@ -116,7 +119,7 @@ def _export_command(commands) -> None:
     export.add_argument(
         "--adapter",
         action="store_true",
-        help="only export the adapters of training.lora, as a folder of the PEFT library",
+        help="export only the LoRA adapters (training.lora), in PEFT format",
     )
     export.set_defaults(run=_export)
 
