@@ -299,7 +299,7 @@ def one_sided(rank: int, world: int, port: int, folder: str) -> None:
     )  # as that pass left it: every gradient had come on rank 0, none on rank 1
     if rank == 1:
         return
-    with pytest.raises(RuntimeError, match="twice in one microbatch"):
+    with pytest.raises(RuntimeError, match="twice in one micro-batch"):
         reduction.take(at.policy.chunks.models[0].head_weight())
     at.close()
 

@@ -110,4 +110,4 @@ def test_a_pass_that_is_given_its_own_choices_is_itself(one_rank: OneRank) -> No
     assert (own.pop("routing/agreement"), own.pop("routing/agreement_min")) == (1.0, 1.0)
     assert own["loss"] == pytest.approx(found["plain"]["loss"], abs=1e-6)
     assert "sample 3.0 has 1 rows of routes for" in found["errors"][0]
-    assert "sample 2.0 has" in found["errors"][1] and "1 of them not recorded" in found["errors"][1]
+    assert "sample 2.0 has" in found["errors"][1] and "1 not recorded" in found["errors"][1]
