@@ -41,7 +41,7 @@ from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
 from mrl.observe.phases import Event, PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.observe.settled import settle
+from mrl.observe.settled import tune_driver_memory
 from mrl.prepare.tokenizer import write_bpe
 from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.request import Lengths, Sampling
@@ -126,7 +126,7 @@ def _rows(options: argparse.Namespace, profile: cProfile.Profile | None) -> list
         pools.rollout.attach(rollouts)
         loop = _loop(options, config, pools, rollouts, run_folder, stack)
         loop.start()
-        settle()  # as a run's start does (launch/commands/assemble.py)
+        tune_driver_memory()  # as a run's start does (launch/commands/assemble.py)
         clock.listeners.append(pools.look)
         processor = Processor(rollouts)
         for number in range(options.steps + 2):

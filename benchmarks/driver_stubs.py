@@ -22,10 +22,10 @@ from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.observe.phases import Event
-from mrl.rollout.engine import Paused, RolloutEngine
+from mrl.rollout.engine import PauseReport, RolloutEngine
 from mrl.rollout.engine_loop import EngineLoop
 from mrl.rollout.engine_server import EngineServer
-from mrl.rollout.part import Part
+from mrl.rollout.part import EngineProcess
 from mrl.rollout.request import Completion, GenerationRequest, join_completions, next_request, prompt_digest
 from mrl.rollout.waiting import ALL, NOTHING, TRAINING, WaitingQueue
 from mrl.samples import ResponseSegment, Status, TrainBatch
@@ -62,7 +62,7 @@ class _Open:
 class StubEngine:
     """RolloutEngine, as far as an EngineLoop calls it; time counts in tokens."""
 
-    def __init__(self, pace: Pace, part: Part, *, seats: int, seed: int) -> None:
+    def __init__(self, pace: Pace, part: EngineProcess, *, seats: int, seed: int) -> None:
         rng = np.random.default_rng(part.engine)
         self.part, self.version = part, -1
         self._pace, self._seats, self._seed = pace, seats, seed
@@ -108,19 +108,19 @@ class StubEngine:
     def take_ended(self) -> list[Completion]:
         return []
 
-    def pause(self) -> Paused:
+    def pause(self) -> PauseReport:
         self._waiting.hold(ALL)
         interrupted, self._running, self._ends = list(self._running.values()), {}, []
         for own in interrupted:
-            own.so_far = join_completions(own.so_far, self._completion(own, Status.PARKED))
+            own.so_far = join_completions(own.so_far, self._completion(own, Status.INTERRUPTED))
             own.request = next_request(own.asked, own.so_far, self._seed)
         self._waiting.add(own.request for own in interrupted)
         contexts = (len(own.request.prompt_tokens) + len(own.request.own_tokens) for own in interrupted)
-        return Paused(len(interrupted), sum(contexts))
+        return PauseReport(len(interrupted), sum(contexts))
 
     def snapshot(self) -> list[Completion]:
         begun = (own.so_far for own in self._open.values() if own.so_far is not None)
-        return [dataclasses.replace(part, status=Status.PARKED) for part in begun if len(part.tokens)]
+        return [dataclasses.replace(part, status=Status.INTERRUPTED) for part in begun if len(part.tokens)]
 
     def resume(self, *, training: bool = True) -> None:
         self._waiting.hold(NOTHING if training else TRAINING)

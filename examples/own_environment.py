@@ -4,7 +4,7 @@ import random
 
 from mrl.agents.environment import Step
 from mrl.agents.environment_registry import EnvironmentSpec
-from mrl.agents.pool import EnvironmentPool
+from mrl.agents.pool import EnvironmentWorkers
 
 
 class Lock:
@@ -21,7 +21,7 @@ class Lock:
 
 
 if __name__ == "__main__":  # an episode by hand, in processes as in a run
-    with EnvironmentPool({"lock": EnvironmentSpec(f"{__file__}:Lock")}) as pool:
+    with EnvironmentWorkers({"lock": EnvironmentSpec(f"{__file__}:Lock")}) as pool:
         pool.open("by hand", "lock", {"secret": "271"}, seed=0)
         print(pool.poll(60)[0].messages[0]["content"])
         for guess in ("171", "281", "271"):

@@ -27,7 +27,7 @@ from mrl.launch.cluster.ray_node import NODE_LABEL
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Floors:
+class NodeRequirements:
     """Minimum requirements of a node."""
 
     memory_bytes: int = 2 << 30
@@ -48,7 +48,7 @@ class Floors:
     """Bandwidth of one GPU per node; a network that fell back to plain sockets is slower."""
 
     @classmethod
-    def of(cls, config: Config, *, slots: int, gpus: bool) -> Floors:
+    def of(cls, config: Config, *, slots: int, gpus: bool) -> NodeRequirements:
         """Return the requirements of the run's model and layout for a node with `slots` slots."""
         intended = config.launch.slots_per_node
         if not (Path(config.model.path) / "config.json").is_file():
@@ -60,7 +60,7 @@ class Floors:
         return cls(slots_per_node=intended, host_bytes=peak, object_store_bytes=estimate.object_store_bytes)
 
 
-def node_faults(facts: Sequence[NodeFacts], floors: Floors) -> list[str]:
+def node_faults(facts: Sequence[NodeFacts], floors: NodeRequirements) -> list[str]:
     """Return one sentence per fault, starting with the node; versions are compared with the majority."""
     faults = []
     for name in sorted({key for node in facts for key in node.versions}):
@@ -93,7 +93,7 @@ def idle_nodes(needed: int, facts: Sequence[NodeFacts]) -> list[str]:
     return [node.name for node, before in zip(facts, taken, strict=True) if before >= needed]
 
 
-def _low(node: NodeFacts, floors: Floors) -> list[str]:
+def _low(node: NodeFacts, floors: NodeRequirements) -> list[str]:
     checks: list[tuple[str, float, float, str]] = [
         ("free memory", node.memory_bytes, floors.memory_bytes, "bytes"),
         (
@@ -146,14 +146,14 @@ def _low(node: NodeFacts, floors: Floors) -> list[str]:
 
 
 def check_nodes(
-    config: Config, *, num_nodes: int, floors: Floors | None = None, deadline_seconds: float = 300.0
+    config: Config, *, num_nodes: int, floors: NodeRequirements | None = None, deadline_seconds: float = 300.0
 ) -> list[NodeFacts]:
     """Return the facts of all nodes by number, over a connected Ray. WorkerLost names every fault and its
     node."""
     start = time.monotonic()
     nodes = wait_for_nodes(num_nodes, deadline_seconds=deadline_seconds)
     parts = [RayPart.of(node["Resources"]) for node in nodes]
-    floors = floors or Floors.of(
+    floors = floors or NodeRequirements.of(
         config, slots=max(part.slots for part in parts), gpus=any(part.gpus for part in parts)
     )
     remaining = max(30.0, deadline_seconds - (time.monotonic() - start))
@@ -235,7 +235,7 @@ def _skew(probe: Any, deadline_seconds: float) -> float:
 
 
 def _all_reduce(
-    nodes: Sequence[dict[str, Any]], probes: Sequence[Any], floors: Floors, deadline_seconds: float
+    nodes: Sequence[dict[str, Any]], probes: Sequence[Any], floors: NodeRequirements, deadline_seconds: float
 ) -> list[str]:
     """Return the faults of an all-reduce with one process per node, over NCCL if all have GPUs, else gloo."""
     import ray

@@ -43,7 +43,7 @@ def smaller(config: Config) -> Iterator[tuple[tuple[str, ...], Config]]:
         yield words, smaller_config
 
 
-def words_for(config: Config, num_slots: int) -> tuple[str, ...]:
+def overrides_for(config: Config, num_slots: int) -> tuple[str, ...]:
     """Return the first entry of launch.elastic that fits `num_slots` slots; empty if the run fits without,
     and also if none fits: preflight then reports the missing slots."""
     if config.num_slots <= num_slots:
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         if not config.launch.elastic:
             return 0
         num_slots = node_slots(config, options.nodes)[0] * options.nodes
-        if words := words_for(config, num_slots):
+        if words := overrides_for(config, num_slots):
             print(slots_message(config, words, num_slots), file=sys.stderr)
             print("\n".join(words))
     except ConfigError as error:

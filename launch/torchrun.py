@@ -35,9 +35,9 @@ from mrl.config.load import load_config
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster.cluster import token_environment
 from mrl.launch.cluster.ray_node import TOKEN, Node, head_address, own_address, ray_node, token_of_environment
-from mrl.launch.slots import node_slots, slots_message, words_for
+from mrl.launch.slots import node_slots, overrides_for, slots_message
 from mrl.own_code import child_path
-from mrl.processes.start import exit_code, lifeline_words, module_words
+from mrl.processes.start import exit_code, module_command, with_lifeline
 
 POLL_SECONDS = 1.0
 SILENCE_SECONDS = 60.0
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     store, number, num_nodes = _rendezvous(config.launch.start_deadline_seconds)
     _forget_torchrun()
     slots, gpus = node_slots(config, num_nodes)
-    if words := words_for(config, slots * num_nodes):
+    if words := overrides_for(config, slots * num_nodes):
         arguments = [*arguments, *words]
         if number == 0:
             print(slots_message(config, words, slots * num_nodes), flush=True)
@@ -66,8 +66,8 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(config.run_folder)
     if number == 0:
         base = int(os.environ.get("MRL_PORT_BASE", "12000"))
-        tell_cluster(store, folder, f"{head_address(address, base)} {base}")
-    head_and_base, token = hear_cluster(store, folder, number, config.launch.start_deadline_seconds)
+        publish_head(store, folder, f"{head_address(address, base)} {base}")
+    head_and_base, token = read_head(store, folder, number, config.launch.start_deadline_seconds)
     head, base = head_and_base.split()
     node = Node(
         number=number,
@@ -123,7 +123,7 @@ def _of_this_start(store: Any, number: int, num_nodes: int, deadline_seconds: fl
     return view
 
 
-def tell_cluster(store: Any, folder: Path, where: str) -> None:
+def publish_head(store: Any, folder: Path, where: str) -> None:
     """Publish the address of the cluster's head, signed with the cluster's secret (HMAC).
 
     The secret is RAY_AUTH_TOKEN of the nodes' environment. If it is not set, a new one is written to the run
@@ -141,7 +141,7 @@ def tell_cluster(store: Any, folder: Path, where: str) -> None:
     store.set("cluster", f"{where} {_signed(where, token)}")
 
 
-def hear_cluster(store: Any, folder: Path, number: int, deadline_seconds: float) -> tuple[str, str]:
+def read_head(store: Any, folder: Path, number: int, deadline_seconds: float) -> tuple[str, str]:
     """Return the head's address and the cluster's secret; only a holder of the secret can publish an address.
 
     Raises:
@@ -189,7 +189,7 @@ def _forget_torchrun() -> None:
 def _checked(store: Any, arguments: Sequence[str], number: int, num_nodes: int) -> int:
     """Return the exit code of the run's checks, which node 0 runs before any Ray starts."""
     if number == 0:
-        command = module_words("mrl.cli", "train", *arguments, "--dry-run")
+        command = module_command("mrl.cli", "train", *arguments, "--dry-run")
         environment = {**os.environ, **child_path()}
         code = subprocess.run(command, stdout=subprocess.DEVNULL, env=environment).returncode
         store.set("checked", str(code))
@@ -212,7 +212,7 @@ def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> i
             ["mrl.cli", "train", *arguments],
         )
         for command in commands:
-            code = _run(module_words(*command), environment, store)
+            code = _run(module_command(*command), environment, store)
             if code:
                 break
     finally:
@@ -224,7 +224,7 @@ def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> i
 def _run(command: list[str], environment: dict[str, str], store: Any) -> int:
     """Run a command and return its exit code; forward signals and stop requests to it, and send heartbeats.
     Its process group is its own, which torchrun does not signal; it dies with this process."""
-    process = subprocess.Popen(lifeline_words(command), env=environment, start_new_session=True)
+    process = subprocess.Popen(with_lifeline(command), env=environment, start_new_session=True)
     senders: list[str] = []
 
     def forward(sender: str, number: int) -> None:

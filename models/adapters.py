@@ -17,8 +17,8 @@ from mrl.config.sections.lora import LoraSection, Target
 from mrl.errors import ConfigError
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig, field
-from mrl.models.layout import Layout, Place, chunk_layers
-from mrl.models.tensors import TRAINER, CheckpointRows, LocalTensor, Row, Spec, cut
+from mrl.models.layout import Layout, RankCoordinates, chunk_layers
+from mrl.models.tensors import TRAINER, CheckpointRows, LocalTensor, ParameterRows, Spec, shard_row
 
 STACKED = {"mlp.experts.weight1": 2, "mlp.experts.weight2": 1}
 """Parameter that contains all experts of a rank -> blocks of rows per expert."""
@@ -52,7 +52,7 @@ class Adapter:
     parameter: str
     """Megatron name of the parameter inside its model chunk."""
     chunk: int
-    slabs: int
+    num_pairs: int
     """Number of concatenated pairs: the experts of a stacked parameter, or 1."""
     is_routed: bool
     """True for routed experts, which differ between expert-parallel ranks."""
@@ -66,7 +66,7 @@ def adapters(
     family: Family,
     hf: HfConfig,
     layout: Layout,
-    place: Place,
+    place: RankCoordinates,
     lora: LoraSection,
     *,
     dtype: str = "bfloat16",
@@ -94,7 +94,7 @@ def adapters(
     return rank_adapters
 
 
-def target_of(row: Row) -> Target | None:
+def target_of(row: ParameterRows) -> Target | None:
     """Return a row's target; None if it is not the matrix of a linear layer that may have an adapter.
     Matrices that a folder stacks (gpt-oss's experts) may not."""
     if not isinstance(row.columns, int) or row.role != "weight" or row.stack:
@@ -102,16 +102,16 @@ def target_of(row: Row) -> Target | None:
     return next((target for target, prefix in PREFIXES.items() if row.name.startswith(prefix)), None)
 
 
-def a_of(tensor: str) -> str:
+def lora_a_name(tensor: str) -> str:
     """Return the PEFT name of A of a checkpoint tensor.
 
-    >>> a_of("model.layers.0.self_attn.q_proj.weight")
+    >>> lora_a_name("model.layers.0.self_attn.q_proj.weight")
     'model.layers.0.self_attn.q_proj.lora_A.weight'
     """
     return tensor.removesuffix(".weight") + ".lora_A.weight"
 
 
-def b_of(tensor: str) -> str:
+def lora_b_name(tensor: str) -> str:
     """Return the PEFT name of B of a checkpoint tensor."""
     return tensor.removesuffix(".weight") + ".lora_B.weight"
 
@@ -122,7 +122,10 @@ def adapter_shapes(family: Family, hf: HfConfig, lora: LoraSection) -> dict[str,
     for tensor in family.checkpoint_tensors(hf):
         if len(tensor.shape) == 2:
             rows, columns = tensor.shape
-            shapes |= {a_of(tensor.name): (lora.rank, columns), b_of(tensor.name): (rows, lora.rank)}
+            shapes |= {
+                lora_a_name(tensor.name): (lora.rank, columns),
+                lora_b_name(tensor.name): (rows, lora.rank),
+            }
     return shapes
 
 
@@ -131,7 +134,9 @@ def changed_tensors(family: Family, hf: HfConfig, lora: LoraSection) -> dict[str
     names = {}
     for row in _all_rows(family, hf):
         for slab in _slabs(row) if target_of(row) in lora.targets else ():
-            names |= {segment.tensor: (a_of(slab[0].tensor), b_of(segment.tensor)) for segment in slab}
+            names |= {
+                segment.tensor: (lora_a_name(slab[0].tensor), lora_b_name(segment.tensor)) for segment in slab
+            }
     return names
 
 
@@ -142,12 +147,12 @@ def num_elements(family: Family, hf: HfConfig, lora: LoraSection) -> int:
     return sum(math.prod(shapes[name]) for name in names)
 
 
-def _all_rows(family: Family, hf: HfConfig) -> Iterator[Row]:
+def _all_rows(family: Family, hf: HfConfig) -> Iterator[ParameterRows]:
     one = Layout()
-    return (row for _, _, row in family.local_rows(hf, one, one.place(0), TRAINER))
+    return (row for _, _, row in family.local_rows(hf, one, one.coordinates(0), TRAINER))
 
 
-def _slabs(row: Row) -> list[list[CheckpointRows]]:
+def _slabs(row: ParameterRows) -> list[list[CheckpointRows]]:
     """Return the segments of each expert of a stack, or of the whole row if it is not a stack."""
     size = STACKED.get(row.name, len(row.blocks))
     return [
@@ -156,22 +161,24 @@ def _slabs(row: Row) -> list[list[CheckpointRows]]:
     ]
 
 
-def _rows_of(row: Row, rank: int) -> tuple[Row, Row]:
+def _rows_of(row: ParameterRows, rank: int) -> tuple[ParameterRows, ParameterRows]:
     """Return A and B of a row: a row split by columns splits A, a row split by rows splits B."""
     by_columns = row.dim == 1
-    a_blocks = tuple((CheckpointRows(a_of(slab[0].tensor), 0, rank),) for slab in _slabs(row))
+    a_blocks = tuple((CheckpointRows(lora_a_name(slab[0].tensor), 0, rank),) for slab in _slabs(row))
     blocks = tuple(
-        tuple(dataclasses.replace(segment, tensor=b_of(segment.tensor)) for segment in block)
+        tuple(dataclasses.replace(segment, tensor=lora_b_name(segment.tensor)) for segment in block)
         for block in row.blocks
     )
-    a = Row(f"{row.name}.lora_A", a_blocks, row.columns, row.split if by_columns else "none", row.dim)
-    return a, Row(f"{row.name}.lora_B", blocks, rank, "none" if by_columns else row.split)
+    a = ParameterRows(
+        f"{row.name}.lora_A", a_blocks, row.columns, row.split if by_columns else "none", row.dim
+    )
+    return a, ParameterRows(f"{row.name}.lora_B", blocks, rank, "none" if by_columns else row.split)
 
 
 def _half(
-    row: Row,
+    row: ParameterRows,
     layout: Layout,
-    place: Place,
+    place: RankCoordinates,
     shapes: Mapping[str, tuple[int, int]],
     *,
     chunk: int,
@@ -181,7 +188,7 @@ def _half(
 ) -> Half:
     splits = {"none": (1, 0), "tp": (layout.tp, place.tp), "etp": (layout.etp, place.etp)}
     parts, index = splits[row.split]
-    tensor = cut(row, parts=parts, index=index, chunk=chunk, dtype=dtype, prefix=prefix)
+    tensor = shard_row(row, parts=parts, index=index, chunk=chunk, dtype=dtype, prefix=prefix)
     is_split = row.split == "tp"
     copy = place.edp if is_routed else place.dp * layout.cp + place.cp
     return Half(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mrl.models.engine_rows import EngineRows
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.layout import divide
-from mrl.models.tensors import CheckpointRows, LocalTensor, Row, whole
+from mrl.models.tensors import CheckpointRows, LocalTensor, ParameterRows, whole_tensor
 
 CHUNK = 64
 """Tokens computed together, by flash-linear-attention's kernels and by ours."""
@@ -69,7 +69,9 @@ def sections(net: DeltaNet, tensor: str, head: int) -> list[CheckpointRows]:
     ]
 
 
-def trainer_rows(net: DeltaNet, name: str, hidden: int, projected: Iterable[CheckpointRows]) -> list[Row]:
+def trainer_rows(
+    net: DeltaNet, name: str, hidden: int, projected: Iterable[CheckpointRows]
+) -> list[ParameterRows]:
     """Return the rows of a layer's delta net, `name` in the checkpoint.
 
     `projected`: per key head the rows of its query, key, values and gates, then b and a.
@@ -79,12 +81,20 @@ def trainer_rows(net: DeltaNet, name: str, hidden: int, projected: Iterable[Chec
     ]
     module, heads = "self_attention", net.value_heads
     return [
-        Row(f"{module}.in_proj.weight", (tuple(projected),), hidden, "tp"),
-        Row(f"{module}.conv_weight", (tuple(filters),), (1, net.filter_width), "tp"),
-        Row(f"{module}.A_log", whole(f"{name}.A_log", heads), None, "tp"),
-        Row(f"{module}.dt_bias", whole(f"{name}.dt_bias", heads), None, "tp"),
-        Row(f"{module}.out_norm.weight", whole(f"{name}.norm.weight", net.value_width), None),
-        Row(f"{module}.out_proj.weight", whole(f"{name}.out_proj.weight", hidden), net.values, "tp", dim=1),
+        ParameterRows(f"{module}.in_proj.weight", (tuple(projected),), hidden, "tp"),
+        ParameterRows(f"{module}.conv_weight", (tuple(filters),), (1, net.filter_width), "tp"),
+        ParameterRows(f"{module}.A_log", whole_tensor(f"{name}.A_log", heads), None, "tp"),
+        ParameterRows(f"{module}.dt_bias", whole_tensor(f"{name}.dt_bias", heads), None, "tp"),
+        ParameterRows(
+            f"{module}.out_norm.weight", whole_tensor(f"{name}.norm.weight", net.value_width), None
+        ),
+        ParameterRows(
+            f"{module}.out_proj.weight",
+            whole_tensor(f"{name}.out_proj.weight", hidden),
+            net.values,
+            "tp",
+            dim=1,
+        ),
     ]
 
 

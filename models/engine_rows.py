@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from mrl.models.hf_config import HfConfig, field, head_dim
 from mrl.models.layout import divide, padded_vocab
 from mrl.models.rows import Experts
-from mrl.models.tensors import CheckpointRows, LocalTensor, Piece
+from mrl.models.tensors import CheckpointRows, LocalTensor, TensorSlice
 
 VOCAB_PADDING = 64
 
@@ -45,7 +45,7 @@ class EngineRows:
     def whole(self, name: str, *shape: int, dtype: str | None = None) -> LocalTensor:
         """Return a parameter that equals the checkpoint tensor of the same name."""
         zero = (0,) * len(shape)
-        return self._tensor(name, shape, [Piece(name, zero, shape, zero)], dtype)
+        return self._tensor(name, shape, [TensorSlice(name, zero, shape, zero)], dtype)
 
     def stacked(self, name: str, parts: list[tuple[str, int, int]], *columns: int) -> LocalTensor:
         """Stack rows of (tensor, rows, units), each split into min(tp, units) shares, replicated beyond."""
@@ -55,7 +55,7 @@ class EngineRows:
             share = divide(rows, shares, what=f"rows of {tensor} over vLLM's tp")
             index = self.shard.tp_rank * shares // self.shard.tp
             zero = (0,) * len(columns)
-            pieces.append(Piece(tensor, (index * share, *zero), (share, *columns), (offset, *zero)))
+            pieces.append(TensorSlice(tensor, (index * share, *zero), (share, *columns), (offset, *zero)))
             offset += share
         return self._tensor(name, (offset, *columns), pieces)
 
@@ -67,14 +67,14 @@ class EngineRows:
         for part in parts:
             share = divide(part.rows, self.shard.tp, what=f"rows of {part.tensor} over vLLM's tp")
             start = part.start + self.shard.tp_rank * share
-            pieces.append(Piece(part.tensor, (start, *zero), (share, *columns), (offset, *zero)))
+            pieces.append(TensorSlice(part.tensor, (start, *zero), (share, *columns), (offset, *zero)))
             offset += share
         return self._tensor(name, (offset, *columns), pieces, dtype)
 
     def split_columns(self, name: str, rows: int, columns: int) -> LocalTensor:
         """Return a share of the columns of the checkpoint tensor of the same name."""
         share = divide(columns, self.shard.tp, what=f"columns of {name} over vLLM's tp")
-        piece = Piece(name, (0, self.shard.tp_rank * share), (rows, share), (0, 0))
+        piece = TensorSlice(name, (0, self.shard.tp_rank * share), (rows, share), (0, 0))
         return self._tensor(name, (rows, share), [piece])
 
     def vocabulary(self, name: str, vocab: int, columns: int) -> LocalTensor:
@@ -83,7 +83,7 @@ class EngineRows:
         share = divide(padded, self.shard.tp, what="padded vocabulary over vLLM's tp")
         start = self.shard.tp_rank * share
         rows = max(0, min(vocab - start, share))
-        pieces = [Piece(name, (start, 0), (rows, columns), (0, 0))] if rows else []
+        pieces = [TensorSlice(name, (start, 0), (rows, columns), (0, 0))] if rows else []
         return self._tensor(name, (share, columns), pieces)
 
     def experts(self, name: str, experts: Experts) -> Iterator[LocalTensor]:
@@ -93,12 +93,12 @@ class EngineRows:
         share = divide(experts.inner, parts, what=f"expert width of {name} over vLLM's tp")
         local_experts = self.shard.experts(experts.count)
         w13 = [
-            Piece(name_of(expert, part), (index * share, 0), (share, hidden), (local, half * share, 0))
+            TensorSlice(name_of(expert, part), (index * share, 0), (share, hidden), (local, half * share, 0))
             for local, expert in enumerate(local_experts)
             for half, part in enumerate(("gate", "up"))
         ]
         w2 = [
-            Piece(name_of(expert, "down"), (0, index * share), (hidden, share), (local, 0, 0))
+            TensorSlice(name_of(expert, "down"), (0, index * share), (hidden, share), (local, 0, 0))
             for local, expert in enumerate(local_experts)
         ]
         yield self._tensor(f"{name}.routed_experts.w13_weight", (len(local_experts), 2 * share, hidden), w13)
@@ -138,6 +138,6 @@ class EngineRows:
         return heads
 
     def _tensor(
-        self, name: str, shape: tuple[int, ...], pieces: list[Piece], dtype: str | None = None
+        self, name: str, shape: tuple[int, ...], pieces: list[TensorSlice], dtype: str | None = None
     ) -> LocalTensor:
         return LocalTensor(name=name, chunk=0, shape=shape, dtype=dtype or self.dtype, pieces=tuple(pieces))

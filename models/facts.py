@@ -11,14 +11,14 @@ from mrl.models.delta_net import delta_net
 from mrl.models.families import family_of
 from mrl.models.family import Family
 from mrl.models.hf_config import field, head_dim
-from mrl.models.tensors import TRANSFORMER_ENGINE, Row
+from mrl.models.tensors import TRANSFORMER_ENGINE, ParameterRows
 
 _EXPERTS = "mlp.experts."
 """Prefix of the names of routed experts' rows."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class ModelSize:
     """Sizes of one model, from its config.json."""
 
     hf: dict[str, Any]
@@ -121,12 +121,12 @@ class Facts:
         return self.parameters_total - self.parameters_routed + visited
 
     @functools.cached_property
-    def layers(self) -> list[list[Row]]:
+    def layers(self) -> list[list[ParameterRows]]:
         """Rows of each layer with only its first expert, of which there are `copies`."""
         experts = range(min(1, self.num_experts))
         return [self.family.layer(self.hf, n, TRANSFORMER_ENGINE, experts) for n in range(self.num_layers)]
 
-    def copies(self, row: Row) -> int:
+    def copies(self, row: ParameterRows) -> int:
         """Return how many equal rows one row of `layers` stands for: all experts have the same size."""
         return self.num_experts if row.name.startswith(_EXPERTS) else 1
 

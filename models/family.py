@@ -22,9 +22,18 @@ from mrl.models.hf_config import (
     head_dim,
     unsupported_values,
 )
-from mrl.models.layout import Layout, Place, chunk_layers, divide, padded_vocab
+from mrl.models.layout import Layout, RankCoordinates, chunk_layers, divide, padded_vocab
 from mrl.models.rows import Experts
-from mrl.models.tensors import TRAINER, CheckpointTensor, LocalTensor, Role, Row, Spec, cut, whole
+from mrl.models.tensors import (
+    TRAINER,
+    CheckpointTensor,
+    LocalTensor,
+    ParameterRows,
+    Role,
+    Spec,
+    shard_row,
+    whole_tensor,
+)
 from mrl.reward_labels import has_score, num_heads_of_score
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -83,9 +92,9 @@ class Family:
     """True if config.json may rotate only a share of each head."""
     output_gate: ClassVar[bool] = False
     """True if the query projection also gives a gate of each head's output."""
-    own_attention: ClassVar[bool] = False
+    needs_own_attention: ClassVar[bool] = False
     """True if only our own attention fits (attention sinks), so layers never use Transformer Engine."""
-    carried: ClassVar[tuple[str, ...]] = ()
+    copied_prefixes: ClassVar[tuple[str, ...]] = ()
     """Prefixes of folder tensors that are not trained or served; an export copies them unchanged."""
     engine_class: ClassVar[str] = ""
     """vLLM's class of the text model, if folders name the class of a multimodal one."""
@@ -120,7 +129,7 @@ class Family:
         """Return the inner width of the shared experts, which are one MLP; 0 without."""
         return 0
 
-    def untrained(self, hf: HfConfig) -> tuple[str, ...]:
+    def untrained_prefixes(self, hf: HfConfig) -> tuple[str, ...]:
         """Return prefixes of checkpoint tensors that may exist but are not trained, served or exported."""
         numbers = range(hf.get(self.prediction_layers) or 0)
         return tuple(f"model.layers.{field(hf, 'num_hidden_layers') + number}." for number in numbers)
@@ -142,7 +151,7 @@ class Family:
 
     def rotary(self, hf: HfConfig) -> rope.Rope:
         """Return the rotary embedding, over the first part of each head if config.json says so."""
-        return rope.rope(hf, width=int(head_dim(hf) * rope.turned_share(hf)))
+        return rope.rope(hf, width=int(head_dim(hf) * rope.rotary_share(hf)))
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
         """Return the arguments of Megatron's TransformerConfig that describe the model (not the layout)."""
@@ -185,7 +194,7 @@ class Family:
             self.num_experts(hf), hidden, inner, lambda expert, part: self.expert_name(layer, expert, part)
         )
 
-    def layer(self, hf: HfConfig, number: int, spec: Spec, own_experts: range) -> list[Row]:
+    def layer(self, hf: HfConfig, number: int, spec: Spec, own_experts: range) -> list[ParameterRows]:
         """Return the rows of layer `number` with the experts of one rank, named relative to the layer."""
         layer = f"model.layers.{number}"
         if moe := self.is_moe_layer(hf, number):
@@ -198,7 +207,7 @@ class Family:
         mlp_norm = rows.mlp_norm(hf, layer, folded=spec.fold_norms and not moe)
         return [*self.attention_rows(hf, layer, spec), mlp_norm, *mlp]
 
-    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
+    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[ParameterRows]:
         """Return the rows of one layer's attention and of the norm before it."""
         norm = rows.input_norm(hf, layer, folded=spec.fold_norms)
         return [norm, *rows.grouped_query_attention(hf, layer, **self._attention(hf))]
@@ -206,14 +215,14 @@ class Family:
     def _attention(self, hf: HfConfig) -> dict[str, bool]:
         return {"qk_norm": self.qk_norm(hf), "qkv_bias": self.qkv_bias(hf), "gated": self.output_gate}
 
-    def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[Row]:
+    def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[ParameterRows]:
         """Return the rows of the router, its correction biases, a rank's experts, and the shared MLP."""
         module, experts = f"{layer}.{self.moe_module}", self.experts(hf, layer)
-        weight = whole(f"{module}.gate.weight", experts.count)
-        result = [Row("mlp.router.weight", weight, experts.hidden)]
+        weight = whole_tensor(f"{module}.gate.weight", experts.count)
+        result = [ParameterRows("mlp.router.weight", weight, experts.hidden)]
         if self.correction:
-            biases = whole(f"{module}.{self.correction}", experts.count)
-            result.append(Row("mlp.router.expert_bias", biases, None, role="correction"))
+            biases = whole_tensor(f"{module}.{self.correction}", experts.count)
+            result.append(ParameterRows("mlp.router.expert_bias", biases, None, role="correction"))
         result += rows.expert_mlps(experts, own, spec)
         if inner := self.shared_width(hf):
             shared = f"{module}.{self.shared_module}"
@@ -224,8 +233,8 @@ class Family:
                 inner=inner,
             )
             if self.gated_shared:
-                gate = whole(f"{shared}_gate.weight", 1)
-                result.append(Row("mlp.shared_experts.gate_weight", gate, experts.hidden))
+                gate = whole_tensor(f"{shared}_gate.weight", 1)
+                result.append(ParameterRows("mlp.shared_experts.gate_weight", gate, experts.hidden))
         return result
 
     def engine_layer(self, hf: HfConfig, number: int, engine: EngineRows) -> Iterator[LocalTensor]:
@@ -280,7 +289,7 @@ class Family:
         self,
         hf: HfConfig,
         layout: Layout,
-        place: Place,
+        place: RankCoordinates,
         *,
         dtype: str = "bfloat16",
         spec: Spec = TRAINER,
@@ -294,7 +303,7 @@ class Family:
         for chunk, prefix, row in self.local_rows(hf, layout, place, spec):
             parts, index = splits[row.split]
             tensors.append(
-                cut(row, parts=parts, index=index, chunk=chunk, dtype=dtypes[row.role], prefix=prefix)
+                shard_row(row, parts=parts, index=index, chunk=chunk, dtype=dtypes[row.role], prefix=prefix)
             )
         return tensors
 
@@ -311,8 +320,8 @@ class Family:
         return tensors
 
     def local_rows(
-        self, hf: HfConfig, layout: Layout, place: Place, spec: Spec
-    ) -> Iterator[tuple[int, str, Row]]:
+        self, hf: HfConfig, layout: Layout, place: RankCoordinates, spec: Spec
+    ) -> Iterator[tuple[int, str, ParameterRows]]:
         """Yield (model chunk, prefix of the name, row) of every parameter of a trainer rank."""
         chunks = chunk_layers(field(hf, "num_hidden_layers"), layout, place.pp)
         experts = _own_experts(self, hf, layout, place)
@@ -333,23 +342,33 @@ class Family:
                 yield chunk, "", dataclasses.replace(embedding, name="output_layer.weight")
 
 
-def outer_rows(hf: HfConfig, layout: Layout) -> list[Row]:
+def outer_rows(hf: HfConfig, layout: Layout) -> list[ParameterRows]:
     """Return the embedding, the final norm, and the untied output layer or a reward model's score heads."""
     vocab, hidden = field(hf, "vocab_size"), field(hf, "hidden_size")
     padded = padded_vocab(vocab, multiple=layout.tp)
     outer = [
-        Row("embedding.word_embeddings.weight", whole(EMBEDDING, vocab), hidden, "tp", padded_rows=padded),
-        Row("decoder.final_layernorm.weight", whole(FINAL_NORM, hidden), None),
+        ParameterRows(
+            "embedding.word_embeddings.weight",
+            whole_tensor(EMBEDDING, vocab),
+            hidden,
+            "tp",
+            padded_rows=padded,
+        ),
+        ParameterRows("decoder.final_layernorm.weight", whole_tensor(FINAL_NORM, hidden), None),
     ]
     tied = hf.get("tie_word_embeddings", False)
     if has_score(hf):
-        outer.append(Row("output_layer.weight", whole(SCORE, num_heads_of_score(hf)), hidden))
+        outer.append(
+            ParameterRows("output_layer.weight", whole_tensor(SCORE, num_heads_of_score(hf)), hidden)
+        )
     elif not tied:
-        outer.append(Row("output_layer.weight", whole(HEAD, vocab), hidden, "tp", padded_rows=padded))
+        outer.append(
+            ParameterRows("output_layer.weight", whole_tensor(HEAD, vocab), hidden, "tp", padded_rows=padded)
+        )
     return outer
 
 
-def _own_experts(family: Family, hf: HfConfig, layout: Layout, place: Place) -> range:
+def _own_experts(family: Family, hf: HfConfig, layout: Layout, place: RankCoordinates) -> range:
     count = family.num_experts(hf)
     if not count and layout.ep * layout.etp > 1:
         raise ConfigError(

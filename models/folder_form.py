@@ -73,7 +73,7 @@ class FolderTensor:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Home:
+class FolderLocation:
     """Location of a checkpoint tensor in a folder: `tensor`, or rows from `row` on of one of its parts."""
 
     tensor: FolderTensor
@@ -88,12 +88,12 @@ class Home:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FolderForm:
+class FolderFormat:
     """How the names of a folder differ from those of the tables."""
 
-    beside_images: bool = False
+    is_multimodal: bool = False
     packed_experts: bool = False
-    microscaled: bool = False
+    has_mxfp4_experts: bool = False
     """True if stacked experts are mxfp4."""
     float8: frozenset[str] = frozenset()
     """The folder's float8 tensors, by the folder's names."""
@@ -101,7 +101,7 @@ class FolderForm:
     """Names that the folder's int4 tensors replace."""
 
     @classmethod
-    def of(cls, names: Collection[str]) -> FolderForm:
+    def of(cls, names: Collection[str]) -> FolderFormat:
         """Detect the form of a folder from its tensor names."""
         packed = int4.SUFFIXES[0]
         return cls(
@@ -114,13 +114,13 @@ class FolderForm:
 
     def is_microscaled(self, tensor: CheckpointTensor) -> bool:
         """Return True if the folder stores a checkpoint tensor in mxfp4."""
-        return self.microscaled and bool(tensor.stack) and len(tensor.shape) > 1
+        return self.has_mxfp4_experts and bool(tensor.stack) and len(tensor.shape) > 1
 
     def stored_names(self, tensor: CheckpointTensor) -> list[str]:
         """Return the folder's tensors that contain a checkpoint tensor.
 
         >>> stacked = CheckpointTensor("down_proj", (512, 32), "bfloat16", stack=8)
-        >>> FolderForm(microscaled=True).stored_names(stacked)
+        >>> FolderFormat(microscaled=True).stored_names(stacked)
         ['down_proj_blocks', 'down_proj_scales']
         """
         name = self.name(tensor.name)
@@ -133,12 +133,12 @@ class FolderForm:
     def name(self, tensor: str) -> str:
         """Return the folder's name of a checkpoint tensor, packed or not.
 
-        >>> FolderForm(True, True).name("model.layers.0.mlp.experts.3.up_proj.weight")
+        >>> FolderFormat(True, True).name("model.layers.0.mlp.experts.3.up_proj.weight")
         'model.language_model.layers.0.mlp.experts.gate_up_proj'
         """
         if self.packed_experts and (expert := _EXPERT.fullmatch(tensor)):
             tensor = f"{expert[1]}.{_PACKED[expert[3]]}"
-        if self.beside_images and tensor.startswith(_TEXT):
+        if self.is_multimodal and tensor.startswith(_TEXT):
             tensor = _TEXT_BESIDE_IMAGES + tensor.removeprefix(_TEXT)
         return tensor
 
@@ -154,13 +154,13 @@ class FolderForm:
             for name, parts in parts_by_name.items()
         ]
 
-    def homes(self, checkpoint: Iterable[CheckpointTensor]) -> dict[str, Home]:
+    def locations(self, checkpoint: Iterable[CheckpointTensor]) -> dict[str, FolderLocation]:
         """Return checkpoint tensor -> its location in the folder."""
         result = {}
         for tensor in self.tensors(checkpoint):
             for number, members in enumerate(tensor.parts):
                 row = 0
                 for member in members:
-                    result[member.name] = Home(tensor, number, row)
+                    result[member.name] = FolderLocation(tensor, number, row)
                     row += member.shape[0]
         return result

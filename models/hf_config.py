@@ -52,15 +52,15 @@ def language_model(hf: HfConfig) -> dict[str, Any]:
     return top | dict(hf.get("text_config") or {}) | {key: hf[key] for key in ("model_type",) if key in hf}
 
 
-class Noted(Mapping[str, Any]):
+class RecordingConfig(Mapping[str, Any]):
     """A config.json that records which of its keys are read."""
 
     def __init__(self, hf: HfConfig) -> None:
         self._hf = hf
-        self.asked: set[str] = set()
+        self.read_keys: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
-        self.asked.add(key)
+        self.read_keys.add(key)
         return self._hf[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _is_read(settings: Mapping[str, Any]) -> bool:
     """Return True if a quantisation by a known method has the supported form."""
     method = settings["quant_method"]
     if method == COMPRESSED:
-        return int4.is_read(settings)
+        return int4.is_supported(settings)
     return method == MXFP4 or (
         settings.get("weight_block_size") == [BLOCK, BLOCK] and settings.get("fmt", "e4m3") in E4M3
     )

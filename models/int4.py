@@ -31,7 +31,7 @@ def int4_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...
     return (rows, columns // PER_WORD), (rows, columns // GROUP), (2,)
 
 
-def is_read(settings: Mapping[str, Any]) -> bool:
+def is_supported(settings: Mapping[str, Any]) -> bool:
     """Return True if `quantization_config` (compressed-tensors) requires this format and nothing else."""
     groups = list((settings.get("config_groups") or {}).values())
     required = {"num_bits": BITS, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}

@@ -12,7 +12,7 @@ from mrl.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class RankCoordinates:
     """One rank's coordinates."""
 
     rank: int
@@ -63,13 +63,13 @@ class Layout:
         """Replicas of each expert shard."""
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
-    def place(self, rank: int) -> Place:
+    def coordinates(self, rank: int) -> RankCoordinates:
         """Return the coordinates of a global rank. Raises ConfigError for a rank outside the world."""
         if not 0 <= rank < self.world_size:
             raise ConfigError(f"rank {rank} is outside a world of {self.world_size}")
         stage = self.tp * self.cp * self.dp
         pp, inner = divmod(rank, stage)
-        return Place(
+        return RankCoordinates(
             rank=rank,
             tp=inner % self.tp,
             cp=inner // self.tp % self.cp,
@@ -80,8 +80,8 @@ class Layout:
             edp=inner // (self.etp * self.ep),
         )
 
-    def places(self) -> list[Place]:
-        return [self.place(rank) for rank in range(self.world_size)]
+    def all_coordinates(self) -> list[RankCoordinates]:
+        return [self.coordinates(rank) for rank in range(self.world_size)]
 
 
 def divide(value: int, parts: int, *, what: str) -> int:

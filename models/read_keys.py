@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from mrl.models.family import Family, outer_rows
-from mrl.models.hf_config import HARMLESS, HfConfig, Noted, field
+from mrl.models.hf_config import HARMLESS, HfConfig, RecordingConfig, field
 from mrl.models.layout import Layout
 from mrl.models.tensors import TRAINER
 
 
-def unread(family: Family, hf: HfConfig) -> list[str]:
+def unread_keys(family: Family, hf: HfConfig) -> list[str]:
     """Return the keys of config.json that no code reads and that are not known to be harmless."""
     known = _read_keys(family, hf) | HARMLESS | set(family.harmless)
     return sorted(key for key, value in hf.items() if value is not None and key not in known)
@@ -23,10 +23,10 @@ def computed_from(family: Family, hf: HfConfig) -> dict[str, Any]:
 
 
 def _read_keys(family: Family, hf: HfConfig) -> set[str]:
-    noted = Noted(hf)
-    for read in (family.unsupported, family.untrained, family.transformer_fields, family.rotary):
+    noted = RecordingConfig(hf)
+    for read in (family.unsupported, family.untrained_prefixes, family.transformer_fields, family.rotary):
         read(noted)
     for number in range(field(noted, "num_hidden_layers")):
         family.layer(noted, number, TRAINER, range(0))
     outer_rows(noted, Layout())
-    return noted.asked
+    return noted.read_keys

@@ -54,7 +54,7 @@ class Rope:
     """Multiplies cosines and sines."""
 
 
-def parameters(hf: HfConfig) -> Mapping[str, Any]:
+def rope_settings(hf: HfConfig) -> Mapping[str, Any]:
     """Return the rotary settings: `rope_parameters` in transformers 5, `rope_scaling` in 4."""
     newer, older = hf.get("rope_parameters"), hf.get("rope_scaling")
     return newer or older or {}
@@ -62,13 +62,13 @@ def parameters(hf: HfConfig) -> Mapping[str, Any]:
 
 def kind(hf: HfConfig) -> str:
     """Return "default", "yarn", "llama3", or another name of transformers' table."""
-    settings = parameters(hf)
+    settings = rope_settings(hf)
     return settings.get("rope_type", settings.get("type", "default"))
 
 
-def turned_share(hf: HfConfig, *, default: float = 1.0) -> float:
+def rotary_share(hf: HfConfig, *, default: float = 1.0) -> float:
     """Return the share of a head's dimensions that is rotated; transformers 4 has it outside the settings."""
-    newer, older = parameters(hf).get("partial_rotary_factor"), hf.get("partial_rotary_factor")
+    newer, older = rope_settings(hf).get("partial_rotary_factor"), hf.get("partial_rotary_factor")
     return newer or older or default
 
 
@@ -78,7 +78,7 @@ def max_positions(hf: HfConfig) -> int | None:
     YaRN's factor scales the original length: vLLM's table has that size, even if `max_position_embeddings`
     was not updated.
     """
-    settings, length = parameters(hf), hf.get("max_position_embeddings")
+    settings, length = rope_settings(hf), hf.get("max_position_embeddings")
     original = settings.get("original_max_position_embeddings")
     if kind(hf) == "yarn" and original:
         return int(original * float(field(settings, "factor")))
@@ -90,15 +90,15 @@ def unsupported(hf: HfConfig, kinds: Collection[str], *, partial: bool) -> list[
     if kind(hf) not in kinds:
         return [f"rope_type = {kind(hf)!r} (supported: {', '.join(map(repr, sorted(kinds)))})"]
     read = KEYS[kind(hf)] | {"type", "rope_type", "rope_theta", "partial_rotary_factor"}
-    problems = [f"{key} of rope_type {kind(hf)!r}" for key in sorted(parameters(hf).keys() - read)]
-    if not partial and (share := turned_share(hf)) != 1:
+    problems = [f"{key} of rope_type {kind(hf)!r}" for key in sorted(rope_settings(hf).keys() - read)]
+    if not partial and (share := rotary_share(hf)) != 1:
         problems.append(f"partial_rotary_factor = {share} (supported: 1)")
     return problems
 
 
 def rope(hf: HfConfig, *, width: int) -> Rope:
     """Return the embedding of kind "default", "yarn" or "llama3", as transformers computes it."""
-    settings, older = parameters(hf), hf.get("rope_theta")
+    settings, older = rope_settings(hf), hf.get("rope_theta")
     theta = float(settings.get("rope_theta") or older or field(hf, "rope_theta"))
     if kind(hf) == "default":
         return Rope(theta, width)

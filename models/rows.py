@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from mrl.models.hf_config import HfConfig, field, head_dim
 from mrl.models.layout import divide
-from mrl.models.tensors import CheckpointRows, Row, Spec, Split, whole
+from mrl.models.tensors import CheckpointRows, ParameterRows, Spec, Split, whole_tensor
 
 PARTS = ("gate", "up", "down")
 """Projections of a gated MLP."""
@@ -27,26 +27,30 @@ class Experts:
     """Maps (expert, one of PARTS) to the checkpoint tensor."""
 
 
-def norm(name: str, tensor: str, size: int) -> Row:
+def norm(name: str, tensor: str, size: int) -> ParameterRows:
     """Return a norm's weight, which every rank has whole."""
-    return Row(f"{name}.weight", whole(tensor, size), None)
+    return ParameterRows(f"{name}.weight", whole_tensor(tensor, size), None)
 
 
-def input_norm(hf: HfConfig, layer: str, *, folded: bool) -> Row:
+def input_norm(hf: HfConfig, layer: str, *, folded: bool) -> ParameterRows:
     """Return the norm before attention, which may be folded into linear_qkv."""
     name = "self_attention.linear_qkv.layer_norm_weight" if folded else "input_layernorm.weight"
-    return Row(name, whole(f"{layer}.input_layernorm.weight", field(hf, "hidden_size")), None)
+    return ParameterRows(
+        name, whole_tensor(f"{layer}.input_layernorm.weight", field(hf, "hidden_size")), None
+    )
 
 
-def mlp_norm(hf: HfConfig, layer: str, *, folded: bool) -> Row:
+def mlp_norm(hf: HfConfig, layer: str, *, folded: bool) -> ParameterRows:
     """Return the norm before the MLP, which may be folded into linear_fc1."""
     name = "mlp.linear_fc1.layer_norm_weight" if folded else "pre_mlp_layernorm.weight"
-    return Row(name, whole(f"{layer}.post_attention_layernorm.weight", field(hf, "hidden_size")), None)
+    return ParameterRows(
+        name, whole_tensor(f"{layer}.post_attention_layernorm.weight", field(hf, "hidden_size")), None
+    )
 
 
 def grouped_query_attention(
     hf: HfConfig, layer: str, *, qk_norm: bool, qkv_bias: bool, gated: bool
-) -> list[Row]:
+) -> list[ParameterRows]:
     """Return QKV interleaved by query group ([q heads, k, v] per group), its biases, q and k norms, and
     output projection.
 
@@ -78,14 +82,14 @@ def grouped_query_attention(
         return (tuple(segment for group in range(groups) for segment in of_group(group, kind)),)
 
     hidden = field(hf, "hidden_size")
-    rows = [Row("self_attention.linear_qkv.weight", by_group("weight"), hidden, "tp")]
+    rows = [ParameterRows("self_attention.linear_qkv.weight", by_group("weight"), hidden, "tp")]
     if qkv_bias:
-        rows.append(Row("self_attention.linear_qkv.bias", by_group("bias"), None, "tp"))
+        rows.append(ParameterRows("self_attention.linear_qkv.bias", by_group("bias"), None, "tp"))
     if qk_norm:
         rows.append(norm("self_attention.q_layernorm", f"{attention}.q_norm.weight", width))
         rows.append(norm("self_attention.k_layernorm", f"{attention}.k_norm.weight", width))
-    o_proj = whole(f"{attention}.o_proj.weight", hidden)
-    rows.append(Row("self_attention.linear_proj.weight", o_proj, heads * width, "tp", dim=1))
+    o_proj = whole_tensor(f"{attention}.o_proj.weight", hidden)
+    rows.append(ParameterRows("self_attention.linear_proj.weight", o_proj, heads * width, "tp", dim=1))
     return rows
 
 
@@ -97,7 +101,7 @@ def gated_mlp(
     inner: int,
     split: Split = "tp",
     suffix: str = ".weight",
-) -> list[Row]:
+) -> list[ParameterRows]:
     """Return linear_fc1, a rank's gate rows then its up rows, and linear_fc2, split by columns.
 
     `tensor_of` maps one of PARTS to its checkpoint tensor.
@@ -105,22 +109,22 @@ def gated_mlp(
     gate, up, down = map(tensor_of, PARTS)
     fc1 = ((CheckpointRows(gate, 0, inner),), (CheckpointRows(up, 0, inner),))
     return [
-        Row(f"{name}.linear_fc1{suffix}", fc1, hidden, split),
-        Row(f"{name}.linear_fc2{suffix}", whole(down, hidden), inner, split, dim=1),
+        ParameterRows(f"{name}.linear_fc1{suffix}", fc1, hidden, split),
+        ParameterRows(f"{name}.linear_fc2{suffix}", whole_tensor(down, hidden), inner, split, dim=1),
     ]
 
 
-def expert_mlps(experts: Experts, own: Iterable[int], spec: Spec) -> list[Row]:
+def expert_mlps(experts: Experts, own: Iterable[int], spec: Spec) -> list[ParameterRows]:
     """Return the experts of one rank (`own`, global numbers), which are numbered locally from 0."""
     hidden, inner, name_of = experts.hidden, experts.inner, experts.name_of
     if spec.experts == "stacked":
         first = [(CheckpointRows(name_of(e, part), 0, inner),) for e in own for part in ("gate", "up")]
         second = [(CheckpointRows(name_of(e, "down"), 0, hidden),) for e in own]
         return [
-            Row("mlp.experts.weight1", tuple(first), hidden, "etp"),
-            Row("mlp.experts.weight2", tuple(second), inner, "etp", dim=1),
+            ParameterRows("mlp.experts.weight1", tuple(first), hidden, "etp"),
+            ParameterRows("mlp.experts.weight2", tuple(second), inner, "etp", dim=1),
         ]
-    rows: list[Row] = []
+    rows: list[ParameterRows] = []
     for local, expert in enumerate(own):
         grouped = spec.experts == "grouped"
         name = "mlp.experts" if grouped else f"mlp.experts.local_experts.{local}"

@@ -48,7 +48,7 @@ def stored_boxes(family: Family, hf_config: HfConfig, keys: Container[str]) -> d
     """
     boxes: dict[str, list[StoredBox]] = {}
     one = Layout()
-    for local in family.local_tensors(hf_config, one, one.place(0), spec=LOCAL):
+    for local in family.local_tensors(hf_config, one, one.coordinates(0), spec=LOCAL):
         key, index = _locate(local.name, keys)
         for piece in local.pieces:
             start, shape = (*index, *piece.local_start), (*(1 for _ in index), *piece.shape)

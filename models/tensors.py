@@ -1,11 +1,11 @@
 """Describe tensors by name: a checkpoint's, those of one trainer or engine rank, and their correspondence.
 
-A checkpoint tensor is a tensor of the Hugging Face folder. A `Piece` states that a box of a local parameter
+A checkpoint tensor is a tensor of the Hugging Face folder. A `TensorSlice` states that a box of a local parameter
 equals a box of a checkpoint tensor (same shape, element for element). A `LocalTensor` is one parameter of one
 rank with all its pieces; elements without a piece are padding. Loading, export, the gather path and the plan
 of a weight sync all use this description.
 
-A family's name table (models/families) is a list of `Row`s: the whole Megatron parameter as blocks of
+A family's name table (models/families) is a list of `ParameterRows`s: the whole Megatron parameter as blocks of
 checkpoint rows, and how it is split. The checkpoint's tensors and every rank's pieces follow from the rows.
 This module imports no engine.
 
@@ -29,7 +29,7 @@ SCALES = "_scale_inv"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+class TensorSlice:
     """local[local_start : local_start + shape] == checkpoint[tensor][start : start + shape], per dimension.
 
     Example: rank 1 of tp 2 has rows 64..127 of an embedding [128, 32]:
@@ -53,7 +53,7 @@ class LocalTensor:
     shape: tuple[int, ...]
     dtype: str
     """torch name without the prefix: float32, bfloat16."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorSlice, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class CheckpointTensor:
 
 Split = Literal["none", "tp", "etp"]
 Role = Literal["weight", "correction"]
-Experts = Literal["stacked", "sequential", "grouped"]
+ExpertNaming = Literal["stacked", "sequential", "grouped"]
 """Names of a rank's experts: `experts.weight1` and `weight2` for all (models/megatron/expert_layer.py),
 `experts.local_experts.{n}.linear_fc1.weight` (Megatron's local spec), or `experts.linear_fc1.weight{n}` (TE).
 """
@@ -100,7 +100,7 @@ class Spec:
 
     fold_norms: bool = False
     """True if a norm before a column-parallel linear is that linear's `layer_norm_weight`."""
-    experts: Experts = "stacked"
+    experts: ExpertNaming = "stacked"
     """Naming of a rank's experts."""
     whole_down_projections: bool = False
     """True if MLA's down-projections are replicated over tp (Transformer Engine), not split by rows."""
@@ -124,7 +124,7 @@ class CheckpointRows:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Row:
+class ParameterRows:
     """One parameter before it is split.
 
     The parameter is the concatenation, over `blocks`, of the rank's share of each block; a block is the
@@ -151,12 +151,14 @@ class Row:
         return self.columns if isinstance(self.columns, tuple) else (self.columns,)
 
 
-def whole(tensor: str, rows: int) -> tuple[tuple[CheckpointRows, ...], ...]:
+def whole_tensor(tensor: str, rows: int) -> tuple[tuple[CheckpointRows, ...], ...]:
     """Return the blocks of a parameter that is one checkpoint tensor."""
     return ((CheckpointRows(tensor, 0, rows),),)
 
 
-def cut(row: Row, *, parts: int, index: int, chunk: int, dtype: str, prefix: str = "") -> LocalTensor:
+def shard_row(
+    row: ParameterRows, *, parts: int, index: int, chunk: int, dtype: str, prefix: str = ""
+) -> LocalTensor:
     """Return part `index` of `parts` of a row as a local parameter named prefix + row.name.
 
     >>> cut(Row("w", whole("a", 8), 4, "tp"), parts=2, index=1, chunk=0, dtype="float32").pieces
@@ -165,7 +167,7 @@ def cut(row: Row, *, parts: int, index: int, chunk: int, dtype: str, prefix: str
     name = prefix + row.name
     if row.dim == 1:
         return _cut_columns(row, parts=parts, index=index, chunk=chunk, dtype=dtype, name=name)
-    pieces: list[Piece] = []
+    pieces: list[TensorSlice] = []
     offset = 0
     for block in row.blocks:
         size = row.padded_rows or sum(s.rows for s in block)
@@ -183,24 +185,26 @@ def cut(row: Row, *, parts: int, index: int, chunk: int, dtype: str, prefix: str
 
 def _cut_block(
     block: Sequence[CheckpointRows], *, low: int, high: int, offset: int, trailing: tuple[int, ...]
-) -> list[Piece]:
+) -> list[TensorSlice]:
     pieces, position, zeros = [], 0, (0,) * len(trailing)
     for segment in block:
         first, last = max(low, position), min(high, position + segment.rows)
         if first < last:
             start, local, rows = segment.start + first - position, offset + first - low, last - first
-            pieces.append(Piece(segment.tensor, (start, *zeros), (rows, *trailing), (local, *zeros)))
+            pieces.append(TensorSlice(segment.tensor, (start, *zeros), (rows, *trailing), (local, *zeros)))
         position += segment.rows
     return pieces
 
 
-def _cut_columns(row: Row, *, parts: int, index: int, chunk: int, dtype: str, name: str) -> LocalTensor:
+def _cut_columns(
+    row: ParameterRows, *, parts: int, index: int, chunk: int, dtype: str, name: str
+) -> LocalTensor:
     assert isinstance(row.columns, int), f"{name}: only a matrix has columns to split"
     share = divide(row.columns, parts, what=f"columns of {name}")
     pieces, position = [], 0
     for segment in (s for block in row.blocks for s in block):
         pieces.append(
-            Piece(segment.tensor, (segment.start, index * share), (segment.rows, share), (position, 0))
+            TensorSlice(segment.tensor, (segment.start, index * share), (segment.rows, share), (position, 0))
         )
         position += segment.rows
     return LocalTensor(name=name, chunk=chunk, shape=(position, share), dtype=dtype, pieces=tuple(pieces))

@@ -36,7 +36,7 @@ class RoutingError(MrlError, RuntimeError):
     """Routes to replay that are missing, or not used exactly once each; names the sample or router."""
 
 
-class PoolError(MrlError, RuntimeError):
+class RolloutBufferError(MrlError, RuntimeError):
     """Misuse of the rollout buffer, or a group that it could not store; names the group."""
 
 

@@ -143,7 +143,7 @@ def take_lock(path: Path, refusal: str) -> int:
 
 
 @contextlib.contextmanager
-def held(path: Path, setting: str) -> Iterator[None]:
+def output_lock(path: Path, setting: str) -> Iterator[None]:
     """Reserve the output of a command for this command by a lock file beside it.
 
     Raise ConfigError, which names the `setting`, if another command has the lock.

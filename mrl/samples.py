@@ -33,7 +33,7 @@ class Status(enum.Enum):
     """Aborted on purpose (surplus, deadline of a round)."""
     FAILED = "failed"
     """Failed: the engine returned no usable response; counted and excluded."""
-    PARKED = "parked"
+    INTERRUPTED = "parked"
     """Interrupted: taken out of its engine with the tokens so far, to be resumed."""
 
 

@@ -16,7 +16,7 @@ CLASSES = {GENERIC: GENERIC, "PreTrainedTokenizerFast": GENERIC} | dict.fromkeys
 )
 """Class name in tokenizer_config.json -> transformers' class."""
 _QWEN = frozenset({"qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"})
-AS_SAID = {
+AUTO_CLASS_TYPES = {
     GENERIC: _QWEN
     | {"", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama", "minimax_m2", "mixtral", "olmoe"},
     "Qwen2Tokenizer": _QWEN | {"qwen2"},
@@ -71,7 +71,7 @@ def from_folder(model_path: str, *, trust_remote_code: bool = False) -> Any:
     name = CLASSES.get(str(fields.get("tokenizer_class")), "")
     model_type = _fields(folder / "config.json").get("model_type", "")
     if (
-        model_type in AS_SAID.get(name, ())
+        model_type in AUTO_CLASS_TYPES.get(name, ())
         and "auto_map" not in fields
         and (folder / "tokenizer.json").is_file()
     ):

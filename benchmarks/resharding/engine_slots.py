@@ -17,7 +17,7 @@ from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.session import Session
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.part import Part
+from mrl.rollout.part import EngineProcess
 from mrl.rollout.request import GenerationRequest
 
 _LENGTH = 64
@@ -51,7 +51,7 @@ class EngineSlots:
             self._folder.name,
             max_length=_LENGTH,
             seed=1,
-            part=Part(engine_index),
+            part=EngineProcess(engine_index),
             sync=SyncSection(deadline_seconds=deadline_seconds),
         )
 
@@ -64,7 +64,7 @@ class EngineSlots:
     def receive(self, session: Session) -> list[dict[str, float]]:
         return self._engine.receive(session)
 
-    def answers(self) -> list[list[float]]:
+    def logprobs(self) -> list[list[float]]:
         """Return log-probs of a few greedy continuations, computed with the processed weights."""
         prompts = np.random.default_rng(0).integers(2, self._vocab, (4, 8)).astype(np.int32)
         requests = [

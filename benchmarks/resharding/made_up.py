@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor, LocalTensor, TensorSlice
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 from mrl.resharding.planner.quantised import VALUES, Blocks
 from mrl.resharding.transfer.copies import DTYPES
@@ -69,7 +69,7 @@ class MadeUp:
                 view = view.narrow(dim, at, size)
             yield view, self._expected(piece, local.dtype)
 
-    def _expected(self, piece: Piece, dtype: str) -> torch.Tensor:
+    def _expected(self, piece: TensorSlice, dtype: str) -> torch.Tensor:
         """Return a piece's expected values, quantised from bfloat16 if its parameter is quantised."""
         if dtype == VALUES:
             return quantised(self.box(piece.tensor, piece.start, piece.shape, "bfloat16"), VALUES, BLOCK)

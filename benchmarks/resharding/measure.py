@@ -68,7 +68,7 @@ def _measure_one(
             moving = ", ".join(f"{session['moving']:.3f}" for session in every)
             print(f"{mode}, verify {verify}: moved in {moving} s", flush=True)
         difference = rank.difference(weight_sync, 1 + KINDS.index(verify)) if check else None
-        moved = lanes(weight_sync)
+        moved = bytes_by_path(weight_sync)
     seconds = {name: statistics.median(session[name] for session in every) for name in every[0]}
     differences = [d for d in gathered(difference) if d]
     return {
@@ -99,7 +99,7 @@ def _over_ranks(session: dict[str, float]) -> dict[str, float]:
     return {name: statistics.mean(s[name] for s in sessions) for name in session} | slowest
 
 
-def lanes(weight_sync: PlannedSync) -> dict[str, float]:
+def bytes_by_path(weight_sync: PlannedSync) -> dict[str, float]:
     """Return bytes over all slots, by how they reach the slots that need them."""
     summary = weight_sync.plan.summary()
     crossing = summary["bytes_intra_node"] + summary["bytes_inter_node"]

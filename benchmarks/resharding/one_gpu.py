@@ -126,7 +126,7 @@ class _Sync:
         sync = SyncSection(bucket_bytes=bucket_bytes, deadline_seconds=_DEADLINE_SECONDS)
         self._trainer, self._slot, self._version = trainer, slot, -1
         self._weight_sync = PlannedSync(
-            trainer, sync, slot.call("addresses"), manifest, topology=Topology.on([0])
+            trainer, sync, slot.call("addresses"), manifest, topology=Topology.shared_slots([0])
         )
 
     def measure(self, repeats: int) -> dict[str, float]:

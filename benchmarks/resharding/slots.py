@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from benchmarks.resharding.made_up import MadeUp
-from benchmarks.resharding.storage import Storage, Windows
+from benchmarks.resharding.storage import Storage, StorageConsumer
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.copies import DTYPES
-from mrl.resharding.transfer.lease import Lease, renewed
+from mrl.resharding.transfer.lease import Lease, reuse_or_open_lease
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.wire import memory
@@ -31,12 +31,12 @@ class StorageSlot:
 
     def receive(self, session: Session) -> list[dict[str, float]]:
         """Take one session; return the receiver's seconds."""
-        return [self._receiver.receive(session, Windows(self._storage))]
+        return [self._receiver.receive(session, StorageConsumer(self._storage))]
 
     def copy_plainly(self, lease: list[dict[str, Any]]) -> float:
         """Write every parameter once by straight copies from leased memory, which stays mapped as for a
         receiver; return seconds."""
-        self._copied = renewed(self._copied, lease)
+        self._copied = reuse_or_open_lease(self._copied, lease)
         memory.synchronize(self._storage.device)
         started = time.monotonic()
         self._storage.copy_plainly(self._copied.buffers)

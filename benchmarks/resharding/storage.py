@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.resharding.made_up import MadeUp
-from mrl.models.tensors import BLOCK, Piece
+from mrl.models.tensors import BLOCK, TensorSlice
 from mrl.resharding.planner.copy_table import CopyTable
 from mrl.resharding.planner.manifest import RankManifest, module_of, tensor_bytes
 from mrl.resharding.planner.quantised import VALUES
@@ -36,7 +36,7 @@ class Storage:
             for t in manifest.tensors
         }
         self.poison()
-        self._pieces: dict[str, list[tuple[str, Piece]]] = {}
+        self._pieces: dict[str, list[tuple[str, TensorSlice]]] = {}
         for tensor in manifest.tensors:
             for piece in tensor.pieces:
                 self._pieces.setdefault(piece.tensor, []).append((tensor.name, piece))
@@ -83,7 +83,7 @@ class Storage:
                     number, at = (number + 1) % len(sources), 0
 
 
-class Windows:
+class StorageConsumer:
     """Fills a storage by a session's windows (`receiver.Consumer`)."""
 
     def __init__(self, storage: Storage) -> None:
@@ -115,7 +115,7 @@ class Windows:
             if module_of(target.name) not in closed:
                 continue
             if self._proof is not None:
-                self._proof.look(target.name, flat)
+                self._proof.digest_target(target.name, flat)
             if whole := whole_tensor_of(target.name):
                 self._load(whole, flat.view(target.shape))
 

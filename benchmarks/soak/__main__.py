@@ -202,7 +202,7 @@ def temporary_folder() -> Iterator[Path]:
 def audited(run_folder: Path) -> str:
     """What `mrl audit` finds; empty where each prompt was trained once."""
     found = audit(run_folder)
-    return "" if found.holds else audit_text(found)
+    return "" if found.passes else audit_text(found)
 
 
 def say(what: str) -> None:

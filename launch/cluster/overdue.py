@@ -15,7 +15,7 @@ import time
 import traceback
 from pathlib import Path
 
-from mrl.launch.cluster.session_watcher import GO_ON
+from mrl.launch.cluster.session_watcher import RESUME_HINT
 from mrl.observe.phases import Event, PhaseClock
 
 LEAST_SECONDS = 60.0
@@ -27,7 +27,7 @@ WITHOUT_RAY_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 
 
-class Overdue:
+class DriverWatchdog:
     """Watchdog of the thread that creates it and runs the phases, from `begin` to the end of the block."""
 
     def __init__(self, clock: PhaseClock, seconds: float) -> None:
@@ -38,7 +38,7 @@ class Overdue:
         self._over = threading.Event()
         self._thread = threading.current_thread()
 
-    def __enter__(self) -> Overdue:
+    def __enter__(self) -> DriverWatchdog:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -74,5 +74,5 @@ class Overdue:
         ray = "; Ray's raylet or GCS on this node does not respond" if "ray" in path.parts else ""
         return (
             f"the driver hung for {self._seconds:g} s {when} in {frame.name} "
-            f"({'/'.join(path.parts[-3:])}:{frame.lineno}){ray}; {GO_ON}, if there is one"
+            f"({'/'.join(path.parts[-3:])}:{frame.lineno}){ray}; {RESUME_HINT}, if there is one"
         )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import psutil
 
 
-def taken(ports: Mapping[int, str]) -> list[str]:
+def ports_in_use(ports: Mapping[int, str]) -> list[str]:
     """Return one sentence per port (number -> purpose) that cannot be listened on now."""
     return [
         f"port {port} ({purpose}) is used by {_holder(port)}"

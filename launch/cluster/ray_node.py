@@ -140,7 +140,7 @@ def ray_node(
     Raises WorkerLost if a port is in use (naming the process) or the node is not up in time (with Ray's
     output), SystemExit(0) if the file `until` appears first.
     """
-    if conflicts := ports.taken(node.fixed_ports()):
+    if conflicts := ports.ports_in_use(node.fixed_ports()):
         raise WorkerLost(
             f"node {node.number} ({node.address}) cannot start Ray: {'; '.join(conflicts)}; end these "
             "processes, or choose another first port (--port-base, MRL_PORT_BASE)"

@@ -21,10 +21,10 @@ GRACE_SECONDS = 8.0
 LONGEST_SECONDS = 40.0
 CLOSES = "closes"
 """What a driver writes to the pipe if it ends by itself."""
-GO_ON = "the same command resumes from the last checkpoint"
+RESUME_HINT = "the same command resumes from the last checkpoint"
 WHY = (
     "it was killed, or Ray ended it because its raylet or GCS was gone; its processes are being ended, and "
-    f"{GO_ON}, if there is one"
+    f"{RESUME_HINT}, if there is one"
 )
 
 

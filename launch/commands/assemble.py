@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.agents.environment_client import Environments
-from mrl.agents.pool import EnvironmentPool
+from mrl.agents.pool import EnvironmentWorkers
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.requirements import unmet
 from mrl.config.root import Config
@@ -24,12 +24,12 @@ from mrl.data.load_rows import Dataset
 from mrl.data.prompt_stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import OwnRay, cluster, has_gpus
-from mrl.launch.cluster.overdue import Overdue
+from mrl.launch.cluster.overdue import DriverWatchdog
 from mrl.launch.commands.check import Inputs, check_run
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
-from mrl.launch.workers.acting import Acting
+from mrl.launch.workers.acting import EnvironmentRules
 from mrl.launch.workers.colocated import Hybrid
-from mrl.launch.workers.deaths import without_rays_words
+from mrl.launch.workers.deaths import quiet_ray_deaths
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_workers import check_rewards, reward_pool
 from mrl.launch.workers.rollout_group import RolloutGroup
@@ -44,7 +44,7 @@ from mrl.loops.rollout_thread import RolloutThread, in_this_process
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import Event, PhaseClock
-from mrl.observe.settled import settle
+from mrl.observe.settled import tune_driver_memory
 from mrl.observe.token_values import Pieces
 from mrl.rewards.pool.engines import RewardEngines
 from mrl.rollout.engine_pool import EnginePool
@@ -132,11 +132,11 @@ def assembled(
             )
         )
         prompts = inputs.dataset.stream(config.run.seed)
-        overdue = stack.enter_context(Overdue(clock, config.loop.phase_deadline_seconds))
+        overdue = stack.enter_context(DriverWatchdog(clock, config.loop.phase_deadline_seconds))
         with clock.phase("cluster"):
             stack.enter_context(without_gpus_of(config.reward))
             ray = stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
-            stack.enter_context(without_rays_words())
+            stack.enter_context(quiet_ray_deaths())
         if config.rollout.workers == "node":
 
             def start_workers(hybrid: Hybrid) -> contextlib.AbstractContextManager[object]:
@@ -149,14 +149,14 @@ def assembled(
         else:
             rewards = stack.enter_context(reward_processes(config, engines, inputs.trial))
             acting = inputs.acting
-            environments = stack.enter_context(EnvironmentPool.of(acting.section)) if acting else None
+            environments = stack.enter_context(EnvironmentWorkers.of(acting.section)) if acting else None
             hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
             make = in_driver(config, hybrid, rewards, environments, acting)
         rollouts = rollout_thread(config, make, clock)
         stack.callback(rollouts.close)
         with clock.phase("connect"):
             hybrid.rollout.attach(rollouts)
-        settle()
+        tune_driver_memory()
         gc.enable()
         stack.callback(gc.unfreeze)
         stack.enter_context(_looked_after(ray, overdue, clock))
@@ -164,7 +164,7 @@ def assembled(
 
 
 @contextlib.contextmanager
-def _looked_after(ray: OwnRay, overdue: Overdue, clock: PhaseClock) -> Iterator[None]:
+def _looked_after(ray: OwnRay, overdue: DriverWatchdog, clock: PhaseClock) -> Iterator[None]:
     """Watch Ray's processes and the driver while the workers are up."""
 
     def check_ray(event: Event) -> None:
@@ -204,7 +204,7 @@ def in_driver(
     hybrid: Hybrid,
     rewards: RewardWorkers,
     environments: Environments | None,
-    acting: Acting | None,
+    acting: EnvironmentRules | None,
 ) -> Callable[[RolloutThread], GroupMaker]:
     """Return a factory of the group maker of the driver's rollout thread, over a hybrid engine's engines."""
     group = hybrid.rollout

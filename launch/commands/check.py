@@ -17,15 +17,15 @@ from mrl.config.root import Config
 from mrl.config.run_warnings import warnings_of
 from mrl.data.load_rows import Dataset, load_data
 from mrl.data.row_files import read_rows
-from mrl.data.tokenise import pieces, tokenizer_of
+from mrl.data.tokenise import load_tokenizer_for, token_decoder
 from mrl.errors import ConfigError, DataError
 from mrl.launch.cluster.cluster import address_of, own_gpus
-from mrl.launch.cluster.gpus import disagreements, look
+from mrl.launch.cluster.gpus import disagreements, find_gpus
 from mrl.launch.commands import started
 from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
 from mrl.launch.slots import smaller
-from mrl.launch.workers.acting import Acting, look_at, require_known_domains
+from mrl.launch.workers.acting import EnvironmentRules, check_environments, require_known_domains
 from mrl.launch.workers.reward_workers import check_rewards
 from mrl.loops import resuming
 from mrl.models.families import family_of, require_trainable
@@ -50,7 +50,7 @@ class Inputs:
     """Inputs of a run; the checks make them, the run keeps them."""
 
     dataset: Dataset
-    acting: Acting | None
+    acting: EnvironmentRules | None
     trial: tuple[Prompt, ...]
     """First prompts, to try rewards with."""
     pieces: Pieces
@@ -74,7 +74,7 @@ def check_run(config: Config) -> Inputs:
             "then score thoughts as answers: add the marks to the table in mrl/rewards/thoughts.py",
             ", ".join(unknown[:5]),
         )
-    acting = look_at(config, tokenizer)
+    acting = check_environments(config, tokenizer)
     dataset = load_data(config.data, config.reward, tokenizer, tools=acting.tools_of if acting else None)
     if acting is not None:
         require_known_domains(acting, config.reward, dataset.domains)
@@ -86,7 +86,7 @@ def check_run(config: Config) -> Inputs:
     trial = tuple(stream.take(TRIAL_PROMPTS))
     check_rewards(config.reward, [p for p in trial if not asks_engine(config.reward, p)])
     warnings = (*warnings_of(config), *dataset.warnings(config.loop))
-    return Inputs(dataset, acting, trial, pieces(tokenizer), warnings)
+    return Inputs(dataset, acting, trial, token_decoder(tokenizer), warnings)
 
 
 def dry_run(config: Config) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ def check_data_files(config: Config) -> None:
 def check_gpus(config: Config) -> None:
     """Check that nvidia-smi, torch and vLLM agree about this machine's GPUs; preflight checks a cluster's."""
     if not address_of(config.launch) and (
-        faults := disagreements(look(), slots=config.launch.slots_per_node)
+        faults := disagreements(find_gpus(), slots=config.launch.slots_per_node)
     ):
         raise ConfigError("\n".join(faults))
 
@@ -154,7 +154,7 @@ def check_policy(config: Config, *, engines: bool = True) -> None:
     """Check that the model can be trained, sharded as configured and, with `engines`, served."""
     if config.model.new is not None:
         check_data_files(config)  # the new model's tokenizer is trained on them
-    new_model.ensure(
+    new_model.ensure_model(
         config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed
     )
     if has_score(read_config(config.model.path)) and not (
@@ -200,7 +200,7 @@ def check_tokenizer(config: Config) -> Any:
     if not (Path(config.model.path) / "config.json").is_file():
         return None  # check_policy reports it
     size = int(read_config(config.model.path)["vocab_size"])
-    tokenizer = tokenizer_of(config.model)
+    tokenizer = load_tokenizer_for(config.model)
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= size:
         raise ConfigError(

@@ -15,8 +15,8 @@ from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoder
 from mrl.data.load_rows import LoadReport, load_data
-from mrl.data.preview import FilePreview, RowPreview, of_source, of_tuned
-from mrl.data.tokenise import tokenizer_of
+from mrl.data.preview import FilePreview, RowPreview, preview_source, preview_tune_file
+from mrl.data.tokenise import load_tokenizer_for
 from mrl.data.tune_rows import TuneRow, load_training, load_validation_rows
 from mrl.launch.commands.tune import encoder_of
 from mrl.prepare.new_model import write_tokenizer
@@ -49,9 +49,9 @@ def preview(config: Config, *, rows: int) -> Preview:
     tokenizer = _tokenizer(config)
     section, tools, notes = config.data, None, []
     if config.agent is not None:
-        from mrl.launch.workers.acting import look_at
+        from mrl.launch.workers.acting import check_environments
 
-        acting = look_at(config, tokenizer)
+        acting = check_environments(config, tokenizer)
         tools = acting.tools_of if acting else None
         notes.append(
             "rows are shown here; an episode starts with its environment's first observation of the row"
@@ -62,7 +62,7 @@ def preview(config: Config, *, rows: int) -> Preview:
         file
         for use, sources in (("train", dataset.train), ("validation", dataset.validation))
         for source in sources
-        for file in of_source(use, source, tokenizer, rows=rows)
+        for file in preview_source(use, source, tokenizer, rows=rows)
     ]
     if config.tune is not None:
         encoder = encoder_of(config, config.tune, tokenizer)
@@ -75,7 +75,7 @@ def _tokenizer(config: Config) -> Any:
     """Return the model's tokenizer; train a temporary one if the model does not exist yet."""
     model = config.model
     if model.new is None or Path(model.path).exists():
-        return tokenizer_of(model)
+        return load_tokenizer_for(model)
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(model.new, [p for e in config.data.train_entries() for p in e.paths], folder)
         return load_tokenizer(folder)
@@ -88,7 +88,7 @@ def _tuned(
     for load in (load_training, load_validation_rows):
         for row in load(section, encoder, max_length=config.model.max_length).rows:
             by_file.setdefault(row.place.rpartition(":")[0], []).append(row)
-    return (of_tuned(file, file_rows, tokenizer, rows=rows) for file, file_rows in by_file.items())
+    return (preview_tune_file(file, file_rows, tokenizer, rows=rows) for file, file_rows in by_file.items())
 
 
 def _of_file(file: FilePreview, max_prompt_tokens: int) -> Iterator[str]:

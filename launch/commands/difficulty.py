@@ -17,13 +17,13 @@ from mrl.config.root import Config
 from mrl.config.sections.data import DifficultySection
 from mrl.data.difficulty import RateFile, SolveRate, prompt_id
 from mrl.data.load_rows import load_data
-from mrl.data.tokenise import tokenizer_of
+from mrl.data.tokenise import load_tokenizer_for
 from mrl.errors import ConfigError, RewardError
-from mrl.files import held, put_aside
+from mrl.files import output_lock, put_aside
 from mrl.launch.commands import started
 from mrl.launch.commands.contents import engine_contents, model_digest, part_contents
 from mrl.launch.commands.one_engine import one_engine
-from mrl.launch.workers.acting import look_at
+from mrl.launch.workers.acting import check_environments
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.validate import Scores
 from mrl.rewards.kinds.reward_section import RewardSection
@@ -48,7 +48,7 @@ def measure_difficulty(config: Config) -> str:
         raise ConfigError(
             "data.difficulty.file is not set; set the file to write, e.g. data.difficulty.file=rates.jsonl"
         )
-    with held(Path(section.file), "data.difficulty.file"):
+    with output_lock(Path(section.file), "data.difficulty.file"):
         return _measure(config, section)
 
 
@@ -56,8 +56,8 @@ def _measure(config: Config, section: DifficultySection) -> str:
     damaged: list[bytes] = []
     existing = RateFile.read(section.file, damaged=damaged) if Path(section.file).exists() else None
     config = started.dated(config, existing and existing.about.get(DATE))
-    tokenizer = tokenizer_of(config.model)
-    acting = look_at(config, tokenizer)
+    tokenizer = load_tokenizer_for(config.model)
+    acting = check_environments(config, tokenizer)
     unchosen = config.data.model_copy(update={"difficulty": None})
     dataset = load_data(unchosen, config.reward, tokenizer, tools=acting.tools_of if acting else None)
     print(dataset.report.text(), file=sys.stderr, flush=True)
@@ -98,7 +98,7 @@ class Survey:
         known = [p for p in self._prompts if prompt_id(p) in self._file.prompts]
         self._file.write(path, known, self._section)  # removes an incomplete last line
         num_known = len(known)
-        for groups in itertools.batched(rollouts.in_turn(waiting, self._sampling), PROMPTS_A_WRITE):
+        for groups in itertools.batched(rollouts.generate_in_order(waiting, self._sampling), PROMPTS_A_WRITE):
             self._take(groups)
             with path.open("a", encoding="utf-8") as stream:
                 stream.writelines(self._file.line(group.prompt, self._section) for group in groups)
@@ -121,7 +121,7 @@ class Survey:
 
 def summary(rates: Sequence[SolveRate], section: DifficultySection) -> str:
     """Return a sentence about the number of prompts within, below and above the limits."""
-    counts = Counter(rate.place(section) for rate in rates)
+    counts = Counter(rate.band(section) for rate in rates)
     return (
         f"{len(rates)} prompts: {counts['inside']} within {section.min:g} to {section.max:g}, "
         f"{counts['below']} below, {counts['above']} above, {counts['unknown']} without a reward (kept)"

@@ -15,7 +15,7 @@ from mrl.models.rope import max_positions
 from mrl.rewards.judges.judge_rules import EngineSection
 from mrl.rewards.judges.reward_model_judge import ConversationEncoder
 from mrl.rewards.kinds.reward_section import KindPart, RewardSection
-from mrl.rewards.pool.engines import askers, served, visible_gpus
+from mrl.rewards.pool.engines import served, verifiers_of_engine, visible_gpus
 from mrl.samples import Prompt
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.hf.hf_folder import read_config, tensor_files
@@ -27,7 +27,7 @@ def check_engines(config: Config) -> None:
     faults: list[str] = []
     for name, engine in config.reward.engines.items():
         try:
-            _check_folder(engine, askers(config.reward, name))
+            _check_folder(engine, verifiers_of_engine(config.reward, name))
         except ConfigError as error:
             faults += [f"reward.engines.{name}: {line}" for line in str(error).splitlines()]
     faults += _gpu_faults(config)

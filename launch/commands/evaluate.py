@@ -15,15 +15,15 @@ from typing import Any
 from mrl.config.root import Config
 from mrl.data.identity import prompt_id
 from mrl.data.load_rows import load_validation
-from mrl.data.tokenise import tokenizer_of
+from mrl.data.tokenise import load_tokenizer_for
 from mrl.errors import ConfigError, DataError
-from mrl.files import held, replace_durably
+from mrl.files import output_lock, replace_durably
 from mrl.launch.commands import started
 from mrl.launch.commands.contents import model_digest
 from mrl.launch.commands.one_engine import one_engine
-from mrl.launch.workers.acting import look_at
+from mrl.launch.workers.acting import check_environments
 from mrl.loops.rollout_thread import RolloutThread
-from mrl.loops.validate import Scores, greedy, validation_metrics, validation_sampling_of
+from mrl.loops.validate import Scores, greedy_sampling, validation_metrics, validation_sampling_of
 from mrl.observe.samples_log import row_of
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling
@@ -42,7 +42,7 @@ def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
     settings, finally metrics) and every sample once it is judged: kind "validation" if greedy, else
     "sampled"; metrics are means of `score`. Raises ConfigError if `out` is not empty or in use.
     """
-    with held(Path(out), "--out") if out else contextlib.nullcontext():
+    with output_lock(Path(out), "--out") if out else contextlib.nullcontext():
         return _evaluate(config, Path(out) if out else None)
 
 
@@ -51,8 +51,8 @@ def _evaluate(config: Config, out: Path | None) -> dict[str, float]:
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists and is not empty; choose a new folder")
     config = started.dated(config)
-    tokenizer = tokenizer_of(config.model)
-    acting = look_at(config, tokenizer)
+    tokenizer = load_tokenizer_for(config.model)
+    acting = check_environments(config, tokenizer)
     dataset = load_validation(
         config.data, config.reward, tokenizer, tools=acting.tools_of if acting else None
     )
@@ -66,7 +66,7 @@ def _evaluate(config: Config, out: Path | None) -> dict[str, float]:
     with one_engine(config, tokenizer, acting, group_size=max(1, sampling.num_samples)) as rollouts:
         _say(f"the engine is up after {time.monotonic() - start:.0f} s")
         judged = partial(_measured, rollouts, prompts, results=results, reward=config.reward)
-        responses, sampled = judged(greedy(sampling), "validation"), judged(sampling, "sampled")
+        responses, sampled = judged(greedy_sampling(sampling), "validation"), judged(sampling, "sampled")
     metrics = validation_metrics(responses, sampled, reward=config.reward)
     if results:
         results.end(metrics, seconds=time.monotonic() - start)
@@ -87,7 +87,7 @@ def _measured(
         return []
     scores: list[Scores] = []
     start = last_line = time.monotonic()
-    for group in rollouts.in_turn(prompts, sampling):
+    for group in rollouts.generate_in_order(prompts, sampling):
         scores.append(Scores.of(group, reward))
         if results:
             results.add(kind, group, scores[-1])

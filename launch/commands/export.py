@@ -11,7 +11,7 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.config.sections.export import MAX_SHARD_BYTES
 from mrl.errors import ConfigError
-from mrl.files import held
+from mrl.files import output_lock
 from mrl.models.families import family_of
 from mrl.observe import metrics_log
 from mrl.observe.model_card import model_card
@@ -42,7 +42,7 @@ def export_run(
         out: New folder; None only checks that the checkpoint is complete, and writes nothing.
         adapter: Export only the adapters of training.lora, as a folder of the PEFT library.
     """
-    with held(Path(out), "--out") if out else contextlib.nullcontext():
+    with output_lock(Path(out), "--out") if out else contextlib.nullcontext():
         return _export_run(run_folder, out, step=step, max_shard_bytes=max_shard_bytes, adapter=adapter)
 
 

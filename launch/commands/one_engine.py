@@ -11,12 +11,12 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from mrl.agents.pool import EnvironmentPool
+from mrl.agents.pool import EnvironmentWorkers
 from mrl.config.root import Config
 from mrl.data.tokenise import decoder
 from mrl.errors import RolloutError
 from mrl.launch.commands.engines import with_engines
-from mrl.launch.workers.acting import Acting
+from mrl.launch.workers.acting import EnvironmentRules
 from mrl.loops.rollout_thread import RolloutThread, in_this_process
 from mrl.observe.phases import PhaseClock
 from mrl.rewards.pool.reward_pool import RewardPool
@@ -30,7 +30,7 @@ from mrl.training.hf.hf_folder import read_config
 
 @contextlib.contextmanager
 def one_engine(
-    config: Config, tokenizer: Any, acting: Acting | None, *, group_size: int
+    config: Config, tokenizer: Any, acting: EnvironmentRules | None, *, group_size: int
 ) -> Iterator[RolloutThread]:
     """Yield a rollout thread that makes judged groups with the weights of model.path; stop all afterwards."""
     require_can_end(config.rollout, tokenizer, int(read_config(config.model.path)["vocab_size"]))
@@ -46,7 +46,7 @@ def one_engine(
         address = stack.enter_context(_served(config, tokenizer, secret))
         served_config = stack.enter_context(with_engines(config))
         rewards = stack.enter_context(RewardPool(served_config.reward, group_size=group_size))
-        environments = stack.enter_context(EnvironmentPool.of(acting.section)) if acting else None
+        environments = stack.enter_context(EnvironmentWorkers.of(acting.section)) if acting else None
         make = in_this_process(
             engines,
             rewards,

@@ -17,13 +17,13 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.data.load_rows import load_data
-from mrl.data.tokenise import tokenizer_of
+from mrl.data.tokenise import load_tokenizer_for
 from mrl.errors import ConfigError, DataError
 from mrl.launch.commands.one_engine import one_engine
 from mrl.prepare.arithmetic_rows import write_rows
 from mrl.prepare.corruptions import corrupted
-from mrl.rewards.kinds.ground_truth import right_response
-from mrl.rewards.trials.probes import Probe, judged
+from mrl.rewards.kinds.ground_truth import correct_response
+from mrl.rewards.trials.probes import Probe, score_probes
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
 
@@ -73,7 +73,7 @@ def make_preferences(config: Config, options: PreferenceOptions) -> str:
         raise ConfigError("pairs need single responses, not episodes; remove the section agent")
     if options.samples == 1:
         raise ConfigError("--samples 1: one response is not a pair; set 2 or more, or 0")
-    tokenizer = tokenizer_of(config.model)
+    tokenizer = load_tokenizer_for(config.model)
     dataset = load_data(config.data, config.reward, tokenizer)
     print(dataset.report.text(), file=sys.stderr, flush=True)
     numbers = itertools.count()
@@ -118,7 +118,7 @@ def _of_right(
     config: Config, prompts: Sequence[Prompt], rng: random.Random, options: PreferenceOptions
 ) -> Iterator[Pair]:
     """Yield a pair per row, if it has one: the correct response and a random one with a lower reward."""
-    right = {p.index: text for p in prompts if (text := right_response(config.reward, p)) is not None}
+    right = {p.index: text for p in prompts if (text := correct_response(config.reward, p)) is not None}
     by_domain: dict[str, list[str]] = {}
     for prompt in prompts:
         if prompt.index in right:
@@ -129,7 +129,7 @@ def _of_right(
         probes.append(Probe(_RIGHT, prompt, correct))
         near = rng.sample(others, min(_OTHERS, len(others)))
         probes += [Probe(name, prompt, text) for name, text in corrupted(correct, near, rng).items()]
-    results = judged(config.reward, probes, deadline_seconds=options.deadline_seconds)
+    results = score_probes(config.reward, probes, deadline_seconds=options.deadline_seconds)
     for _, group in itertools.groupby(results, key=lambda probe: probe.prompt.index):
         best, *corruptions = group
         worse = [
@@ -154,7 +154,7 @@ def _sampled(
     pairs: dict[str, list[Pair]] = {}
     with one_engine(config, tokenizer, None, group_size=options.samples) as rollouts:
         for use, rows in prompts.items():
-            groups = rollouts.in_turn(rows, sampling)
+            groups = rollouts.generate_in_order(rows, sampling)
             pairs[use] = [pair for group in groups for pair in _best_and_worst(group, rng)]
     return pairs
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.data.pick import pick_row
-from mrl.data.tokenise import tokenizer_of
+from mrl.data.pick import find_row
+from mrl.data.tokenise import load_tokenizer_for
 from mrl.rewards.contract import request_for
 from mrl.rewards.kinds.ground_truth import ground_truth_of
 from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.reward_section import RewardSection, RewardSpec
 from mrl.rewards.pool.reward_pool import RewardPool
-from mrl.rewards.pool.tickets import closed_by, not_asked, weighted_verdict
+from mrl.rewards.pool.tickets import closed_by, skipped_verdict, weighted_verdict
 from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Verdict
 
@@ -41,7 +41,7 @@ def verify_row(config: Config, *, row: str, response: str | None, every_verifier
     is the row's ground truth in a box. Raises DataError if the row cannot be used, RewardError if a verifier
     does not respond.
     """
-    prompt = pick_row(config.data, config.reward, tokenizer_if_there(config), row)
+    prompt = find_row(config.data, config.reward, tokenizer_if_there(config), row)
     text = _response(response, prompt)
     verdicts, verdict = explain(config.reward, prompt, text)
     lines = _lines(prompt, text, verdicts) if every_verifier else iter(())
@@ -72,7 +72,7 @@ def explain(
             )
     by_label = {part_verdict.label: part_verdict.verdict for part_verdict in verdicts}
     if closed := closed_by(parts, by_label):
-        by_label |= {part.label: not_asked(part, closed) for part in parts if part.gate is None}
+        by_label |= {part.label: skipped_verdict(part, closed) for part in parts if part.gate is None}
     return verdicts, weighted_verdict(parts, by_label)
 
 
@@ -81,7 +81,7 @@ def tokenizer_if_there(config: Config) -> Any:
     model = config.model
     if not (Path(model.path) / "config.json").is_file():
         return None
-    return tokenizer_of(model)
+    return load_tokenizer_for(model)
 
 
 def _response(response: str | None, prompt: Prompt) -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 from mrl.config.root import Config
 from mrl.data.row_files import read_rows
 from mrl.errors import DataError
-from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
+from mrl.rewards.judges.attacks import GUESS, fill_attack, read_attacks
 from mrl.rewards.pool.score_offline import prompt_of
 from mrl.rewards.trials.agreement import auroc, wilson
-from mrl.rewards.trials.probes import Probe, judged
+from mrl.rewards.trials.probes import Probe, score_probes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Judged:
 def check_agreement(config: Config, options: RewardCheckOptions) -> tuple[str, bool]:
     """Return the report, and True if accuracy reaches min_agreement. Raises DataError for an invalid row."""
     rows = list(_rows(config, options.gold))
-    probes = judged(config.reward, [p for p, _ in rows], deadline_seconds=options.deadline_seconds)
+    probes = score_probes(config.reward, [p for p, _ in rows], deadline_seconds=options.deadline_seconds)
     scored = [
         Judged(probe, right, probe.value, probe.value > options.threshold)
         for probe, (_, right) in zip(probes, rows, strict=True)
@@ -110,11 +110,11 @@ def _attacks(config: Config, rows: Sequence[Judged], options: RewardCheckOptions
     if not wrong:
         return
     probes = [
-        dataclasses.replace(row.probe, name=name, response=attacked(text, _words(row.probe)))
+        dataclasses.replace(row.probe, name=name, response=fill_attack(text, _words(row.probe)))
         for name, text in read_attacks(*options.attacks).items()
         for row in wrong
     ]
-    results = judged(config.reward, probes, deadline_seconds=options.deadline_seconds)
+    results = score_probes(config.reward, probes, deadline_seconds=options.deadline_seconds)
     scored = [p for p in results if p.value is not None]
     successes = [p for p in scored if (p.value or 0.0) > options.threshold]
     yield _share("attacks that succeed", len(successes), len(scored))

@@ -13,9 +13,9 @@ from mrl.data.pick import first_rows
 from mrl.data.row_files import read_rows
 from mrl.errors import DataError
 from mrl.launch.commands.rewards import tokenizer_if_there
-from mrl.rewards.kinds.ground_truth import right_response
-from mrl.rewards.trials.probes import Probe, TrialFinding, findings, judged, probes_of
-from mrl.rewards.trials.solutions import SOLUTION, passes, remark, solutions_of
+from mrl.rewards.kinds.ground_truth import correct_response
+from mrl.rewards.trials.probes import Probe, TrialFinding, findings, probes_of, score_probes
+from mrl.rewards.trials.solutions import SOLUTION, finding_on_solutions, passes, solutions_of
 from mrl.samples import Prompt
 
 
@@ -39,14 +39,14 @@ def try_rewards(
             lines.append(f"domain {domain}: not tried, its environment gives the reward turn by turn")
             continue
         start = time.monotonic()
-        texts = [right_response(section, p) for p in prompts] if right is None else _given(prompts, right)
+        texts = [correct_response(section, p) for p in prompts] if right is None else _given(prompts, right)
         solutions = [Probe(SOLUTION, p, text) for p in prompts for text in solutions_of(p)]
-        solutions = judged(section, solutions, deadline_seconds=deadline_seconds) if solutions else []
-        poor = remark(solutions, others_are_right=any(texts))
+        solutions = score_probes(section, solutions, deadline_seconds=deadline_seconds) if solutions else []
+        poor = finding_on_solutions(solutions, others_are_right=any(texts))
         if not any(texts):
             passing = {probe.prompt.index: probe.response for probe in solutions[::-1] if passes(probe)}
             texts = [passing.get(p.index) for p in prompts]
-        probes = judged(section, list(probes_of(prompts, texts)), deadline_seconds=deadline_seconds)
+        probes = score_probes(section, list(probes_of(prompts, texts)), deadline_seconds=deadline_seconds)
         remarks = [*([poor] if poor else []), *findings(probes)]
         lines += _report(domain, len(prompts), [*solutions, *probes], remarks, time.monotonic() - start)
         is_function = any(part.kind == "plugin" for part in section.for_domain(domain).verifiers())

@@ -65,7 +65,7 @@ def require_same_model(folder: Path, saved: Mapping[str, Any], config: Config) -
     """Raise ConfigError if the run cannot resume because the checkpoint's models do not match."""
     try:
         digest = base.digest_like(saved.get("model"), config.model.path)
-        about = base.run_about(config.model, config.training, digest)
+        about = base.run_identity(config.model, config.training, digest)
         require_compatible(folder, saved, about, [CRITIC] if config.critic is not None else [])
     except (CheckpointError, OSError) as error:
         raise ConfigError(str(error)) from error

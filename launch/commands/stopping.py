@@ -2,7 +2,7 @@
 
 SIGINT (Ctrl-C) and SIGTERM end the run. SIGUSR1 (a batch system's warning before its time limit) also
 requests to be queued again, by the exit code. A SIGTERM within ONE_REQUEST_SECONDS of another is the same
-request: `timeout` (coreutils) and some batch systems signal a command and its group. Programs call `ask`.
+request: `timeout` (coreutils) and some batch systems signal a command and its group. Programs call `request_stop`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from types import FrameType
 
-from mrl.observe.streams import say
+from mrl.observe.streams import write_stderr
 
 REQUEUE_EXIT_CODE = 99
 """The batch script queues the job again for this code."""
@@ -21,7 +21,7 @@ NOTHING_LEARNED_EXIT_CODE = 4
 """All steps are done, and no step had a gradient."""
 
 
-class LeaveNow(KeyboardInterrupt):
+class ExitNow(KeyboardInterrupt):
     """Raised by a signal that must exit at once.
 
     Its own class, because Python kills itself with SIGINT, whatever the exit code, if a KeyboardInterrupt has
@@ -36,7 +36,7 @@ class StopSignals:
     def __init__(self) -> None:
         self._reason: str | None = None
         self.stepping = False
-        """True once there is a step to finish; until then a signal raises LeaveNow at once."""
+        """True once there is a step to finish; until then a signal raises ExitNow at once."""
         self.exit_code = 0
         self._old: dict[int, object] = {}
         self._asked_by, self._asked_at = 0, 0.0
@@ -45,7 +45,7 @@ class StopSignals:
         """Return why to stop, or None."""
         return self._reason
 
-    def ask(self, reason: str) -> None:
+    def request_stop(self, reason: str) -> None:
         """Request to stop once the current step is finished and saved; the first reason is kept."""
         self._reason = self._reason or reason
 
@@ -53,7 +53,7 @@ class StopSignals:
         """Mark that there is a step to finish. Raise an earlier request again: its exception may have been
         lost in a destructor or a library's callback."""
         if self._reason is not None:
-            raise LeaveNow(self._reason)
+            raise ExitNow(self._reason)
         self.stepping = True
 
     def __enter__(self) -> StopSignals:
@@ -75,14 +75,14 @@ class StopSignals:
             return
         if not self.stepping:
             self._reason, self.exit_code = name, _exit_code(number)
-            say(f"{name} before the first step: exiting now")
-            raise LeaveNow(name)
+            write_stderr(f"{name} before the first step: exiting now")
+            raise ExitNow(name)
         if self._reason is not None and number != signal.SIGUSR1:
-            say(f"{name} again: exiting now, this step is lost")
-            raise LeaveNow(f"{name} twice")
+            write_stderr(f"{name} again: exiting now, this step is lost")
+            raise ExitNow(f"{name} twice")
         self._reason = name
         self.exit_code = _exit_code(number)
-        say(f"{name}: finishing this step, saving, then exiting; send it again to exit now")
+        write_stderr(f"{name}: finishing this step, saving, then exiting; send it again to exit now")
 
 
 def _exit_code(number: int) -> int:

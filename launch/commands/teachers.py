@@ -42,7 +42,7 @@ def check_domains(section: DistillationSection, prompts: Iterable[Prompt]) -> No
             f"algorithm.distillation.teachers names the domains {', '.join(idle)}, which have no training "
             f"rows; the rows have: {offered}"
         )
-    if section.alone and (untaught := sorted(domains - set(section.teachers))):
+    if section.teachers_only and (untaught := sorted(domains - set(section.teachers))):
         raise ConfigError(
             f"algorithm.distillation.alone = true, but rows of {', '.join(untaught)} have no teacher and "
             "would not be trained on; set a teacher for them, or remove alone"

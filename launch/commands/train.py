@@ -15,7 +15,7 @@ from mrl.diagnosis.closing import closing_line, learned_nothing
 from mrl.errors import ConfigError, MrlError, WorkerLost
 from mrl.files import highest_number
 from mrl.launch.cluster.node_facts import installed_versions
-from mrl.launch.cluster.session_watcher import GO_ON
+from mrl.launch.cluster.session_watcher import RESUME_HINT
 from mrl.launch.commands import started
 from mrl.launch.commands.assemble import Parts, assembled
 from mrl.launch.commands.check import check_resume
@@ -82,7 +82,7 @@ class Run:
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run with a checkpoint after the step whose row was read last; after row 0, after step 1."""
-        self._signals.ask(reason)
+        self._signals.request_stop(reason)
 
     def close(self) -> None:
         """End the run now, without a checkpoint; do nothing if it has ended."""
@@ -137,7 +137,7 @@ class Run:
         except MrlError as error:
             self.ended = _first_line(error)
             if isinstance(error, WorkerLost):
-                words = [str(error), last_words(logs), go_on(folder.checkpoints)]
+                words = [str(error), last_words(logs), restart_hint(folder.checkpoints)]
                 raise WorkerLost("; ".join(filter(None, words))) from error
             raise
         finally:
@@ -205,10 +205,10 @@ def train(config: Config, callbacks: Sequence[Callable[[Run, StepRow], object]] 
     return run
 
 
-def go_on(checkpoints: Path) -> str:
+def restart_hint(checkpoints: Path) -> str:
     """Return what the same command does after a worker died."""
     return (
-        GO_ON
+        RESUME_HINT
         if candidates(checkpoints)
         else "there is no checkpoint yet; the same command starts from the beginning"
     )

@@ -18,23 +18,23 @@ from mrl.config.load import dump, load_tune
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoder
-from mrl.data.tokenise import tokenizer_of
+from mrl.data.tokenise import load_tokenizer_for
 from mrl.data.tune_rows import (
     TuneRows,
     load_training,
     load_validation_rows,
+    num_steps,
     overlapping_rows,
     reward_model_rows,
-    steps_of,
 )
 from mrl.errors import ConfigError
-from mrl.files import held
+from mrl.files import output_lock
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands import started
 from mrl.launch.commands.stopping import StopSignals
 from mrl.launch.workers.actor_log import original_stdout, redirect
 from mrl.launch.workers.spmd import forget_meeting_place, run_local_ranks, start_worker, starter_is_gone
-from mrl.loops.tuning.same_tuning import CHECKPOINTS, require_same_tuning
+from mrl.loops.tuning.same_tuning import CHECKPOINTS, require_resumable_tuning
 from mrl.observe.run_folder import RunFolder
 from mrl.reward_labels import require_one_score
 from mrl.rollout.end_of_text_ids import end_of_text
@@ -57,7 +57,7 @@ def run_ranks(arguments: Sequence[str]) -> int:
     try_pair_loss(section.objective)
     check_policy(config, engines=False)
     check_tokenizer(config)
-    encoder = encoder_of(config, section, tokenizer_of(config.model))
+    encoder = encoder_of(config, section, load_tokenizer_for(config.model))
     training, validation = load_tune_rows(config, section, encoder)
     if (scored_config := _scored_config(config, section)) is not None:
         check_reward_model(config, scored_config, training)
@@ -68,7 +68,7 @@ def run_ranks(arguments: Sequence[str]) -> int:
     lines += encoder.unread.sentences()
     lines += amount_of_work(section, len(training.rows))
     print("\n".join(f"tune: {line}" for line in lines), flush=True)
-    with held(Path(section.output), "tune.output"):
+    with output_lock(Path(section.output), "tune.output"):
         return _run_held(arguments, config, section, absent)
 
 
@@ -96,7 +96,7 @@ def _run_held(arguments: Sequence[str], config: Config, section: TuneSection, ab
 
 def amount_of_work(section: TuneSection, num_rows: int) -> list[str]:
     """Return lines about rows, steps, epochs and learning rate, and a warning if batch_rows is too large."""
-    steps, optimizer = steps_of(section, num_rows), section.optimizer.in_updates(1)
+    steps, optimizer = num_steps(section, num_rows), section.optimizer.in_updates(1)
     drawn = "in order" if section.passes is not None else "drawn with replacement"
     warm_up = f" after {optimizer.warmup_steps} steps of warm-up" if optimizer.warmup_steps else ""
     decay = f", {optimizer.schedule} to {optimizer.min_lr:g}" if optimizer.schedule != "constant" else ""
@@ -118,7 +118,7 @@ def _check_resume(config: Config, section: TuneSection, training: TuneRows) -> N
     if (checkpoint := started.newest(checkpoints)) is not None:
         folder, about, state = checkpoint
         started.require_same_model(folder, about, config)
-        require_same_tuning(checkpoints, state, config, section, training)
+        require_resumable_tuning(checkpoints, state, config, section, training)
 
 
 def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: TuneRows) -> None:
@@ -194,7 +194,7 @@ def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | Non
 
     if not section.objective.is_reward_model:
         return None
-    return config_of(config.model.path, tokenizer_of(config.model))
+    return config_of(config.model.path, load_tokenizer_for(config.model))
 
 
 def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, Any]) -> Any:
@@ -203,7 +203,7 @@ def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, An
     if (scored_config := _scored_config(config, section)) is None:
         return None
     about = {
-        "end_tokens": end_of_text(tokenizer_of(config.model), config.model.path),
+        "end_tokens": end_of_text(load_tokenizer_for(config.model), config.model.path),
         "objective": section.objective.model_dump(mode="json", exclude_defaults=True),
     }
     return RewardFolder(scored_config, about | dict(report))
@@ -228,7 +228,7 @@ def _tune(config: Config, seen: TextIO, rank: int) -> None:
     section, folder = _section(config), folder_of(config)
     training = config.training.model_copy(update={"optimizer": section.optimizer.in_updates(1)})
     worker = start_worker(config, training=training, **worker_changes(config, section))
-    rows = load_tune_rows(config, section, encoder_of(config, section, tokenizer_of(config.model)))
+    rows = load_tune_rows(config, section, encoder_of(config, section, load_tokenizer_for(config.model)))
     tuner = Tuner(config, section, worker, *rows, folder=folder, tell=tell)
     if not tuner.run(lambda: rank == 0 and _is_asked_to_stop(config)):
         worker.close()

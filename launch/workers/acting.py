@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mrl.agents.episode import Limits
-from mrl.agents.pool import EnvironmentPool
+from mrl.agents.pool import EnvironmentWorkers
 from mrl.agents.render import TurnRenderer
-from mrl.agents.tool_calls import described
+from mrl.agents.tool_calls import tools_prompt
 from mrl.config.root import Config
 from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError
 from mrl.rewards.kinds.reward_section import RewardSection
-from mrl.trajectories.environment_rollout import Rules
+from mrl.trajectories.environment_rollout import EpisodeRules
 
 Tools = list[dict[str, Any]] | str
 """Tools for chat templates, or as the text of a system message."""
@@ -24,14 +24,14 @@ MAX_BAD_CALLS = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Acting:
+class EnvironmentRules:
     """Rules and tools of a run's environments, with its chat template."""
 
     section: AgentSection
-    rules: Mapping[str, tuple[Rules, Tools]]
+    rules: Mapping[str, tuple[EpisodeRules, Tools]]
     """Rules and tools by environment key."""
 
-    def rules_of(self, domain: str) -> Rules | None:
+    def rules_of(self, domain: str) -> EpisodeRules | None:
         """Return the rules of the domain's episodes; None if the domain has single responses."""
         key = self.section.key_of(domain)
         return None if key is None else self.rules[key][0]
@@ -46,18 +46,18 @@ class Acting:
         return None if key is None else self.rules[key][1]
 
 
-def look_at(config: Config, tokenizer: Any) -> Acting | None:
+def check_environments(config: Config, tokenizer: Any) -> EnvironmentRules | None:
     """Check the environments and return them; None without episodes. Raises ConfigError if one cannot be
     made, or if the chat template changes earlier turns."""
     section = config.agent
     if section is None:
         return None
-    with EnvironmentPool.of(section) as pool:
+    with EnvironmentWorkers.of(section) as pool:
         rules = {key: _rules_of(pool, key, config, section, tokenizer) for key in section.environments()}
-    return Acting(section, rules)
+    return EnvironmentRules(section, rules)
 
 
-def require_known_domains(acting: Acting, reward: RewardSection, domains: Iterable[str]) -> None:
+def require_known_domains(acting: EnvironmentRules, reward: RewardSection, domains: Iterable[str]) -> None:
     """Raise ConfigError for a domain without rows, or an environment reward without an environment."""
     known = set(domains)
     if unknown := sorted(acting.section.domains.keys() - known):
@@ -75,13 +75,13 @@ def require_known_domains(acting: Acting, reward: RewardSection, domains: Iterab
 
 
 def _rules_of(
-    pool: EnvironmentPool, key: str, config: Config, section: AgentSection, tokenizer: Any
-) -> tuple[Rules, Tools]:
+    pool: EnvironmentWorkers, key: str, config: Config, section: AgentSection, tokenizer: Any
+) -> tuple[EpisodeRules, Tools]:
     description = pool.describe(key)
     tools = [dict(tool) for tool in description.tools]
     shown: Tools = tools
     if section.show_tools != "template":
-        shown = described(tools, section.tool_calls) if section.show_tools == "system" else ""
+        shown = tools_prompt(tools, section.tool_calls) if section.show_tools == "system" else ""
     renderer = TurnRenderer(
         tokenizer,
         tools=tools,
@@ -104,7 +104,7 @@ def _rules_of(
         max_turn_tokens=section.max_turn_tokens or response,
         max_bad_calls=MAX_BAD_CALLS,
     )
-    rules = Rules(
+    rules = EpisodeRules(
         key,
         renderer,
         limits,

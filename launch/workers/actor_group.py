@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from mrl.config.root import Config
 from mrl.errors import MrlError, PeerLost, WorkerLost
 from mrl.launch.cluster.cluster import SLOT
-from mrl.launch.workers.deaths import why
+from mrl.launch.workers.deaths import death_cause
 from mrl.observe.phases import PhaseClock
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class ActorGroup[A: Actor]:
             ray.get(self.start_on(number, lambda actor: None), timeout=GRACE_SECONDS)
         except RayError as error:
             if is_death(error):
-                reason = f": {why(error, self._clock, here=ray.util.get_node_ip_address())}"
+                reason = f": {death_cause(error, self._clock, here=ray.util.get_node_ip_address())}"
         return died + reason
 
     def start_on(
@@ -275,7 +275,7 @@ def raise_first(
         failed |= _take(done, names, {})
     name, error = min(failed.items(), key=lambda item: _severity(item[1]))
     if is_death(error):
-        reason = why(error, clock, here=ray.util.get_node_ip_address())
+        reason = death_cause(error, clock, here=ray.util.get_node_ip_address())
         raise WorkerLost(f"{name} died in phase {phase}: {reason}") from error
     cause = getattr(error, "cause", None)
     if isinstance(cause, PeerLost) and pending:

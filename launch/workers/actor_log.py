@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from mrl.observe.streams import lossy, say
+from mrl.observe.streams import lossy, write_stderr
 from mrl.own_code import search_path
 
 LAST_WORDS = "last words: "
@@ -19,7 +19,7 @@ CRASH = "Fatal Python error: "
 
 def leave(reason: str, code: int) -> NoReturn:
     """Exit this process at once; the driver adds the reason to its report of the death."""
-    say(f"\n{LAST_WORDS}{reason}")
+    write_stderr(f"\n{LAST_WORDS}{reason}")
     os._exit(code)
 
 

@@ -115,10 +115,10 @@ class Hybrid:
 
     def _session(self, version: int, proved: int | None, *, uneven: bool = False) -> Session:
         """Return a session to `version`, full if due since `proved`; `uneven`: versions may differ."""
-        full = self._config.sync.full_after(proved, version)
+        full = self._config.sync.needs_full_verify(proved, version)
         return Session.new(None if uneven else self.version, version, self._digest, full=full)
 
-    def rest(self) -> None:
+    def end_generation(self) -> None:
         """End generation until the next weight sync: engines sleep, and the trainer reloads."""
         self.rollout.sleep()
         if self._offloads:

@@ -45,8 +45,8 @@ _KILLS_BEFORE = kernel_kills()
 
 
 @contextlib.contextmanager
-def without_rays_words() -> Iterator[None]:
-    """Log Ray's long messages about deaths at debug level instead of printing them; `why` gives one line."""
+def quiet_ray_deaths() -> Iterator[None]:
+    """Log Ray's long messages about deaths at debug level instead of printing them; `death_cause` gives one line."""
     from unittest.mock import patch
 
     from ray._private import worker
@@ -58,7 +58,7 @@ def without_rays_words() -> Iterator[None]:
         yield
 
 
-def why(error: BaseException, clock: PhaseClock, *, here: str) -> str:
+def death_cause(error: BaseException, clock: PhaseClock, *, here: str) -> str:
     """Return in one line why a process died, from Ray's `error`; `here`: this node's address."""
     text = str(error).strip()
     held = most_held(clock)

@@ -7,10 +7,10 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.launch.workers.placement import Placement
-from mrl.rollout.part import Part
+from mrl.rollout.part import EngineProcess
 
 
-def places(parts: Sequence[Part], config: Config, placement: Placement) -> dict[str, Any]:
+def places(parts: Sequence[EngineProcess], config: Config, placement: Placement) -> dict[str, Any]:
     """Return the placement of these parts' actors, as arguments of ActorGroup. An engine reserves no GPU in
     Ray: its slots are the run's, and their GPUs the trainer ranks' or unreserved."""
     slots = [part.slots(config.engine_slots, tp=config.rollout.tp) for part in parts]

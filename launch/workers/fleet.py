@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 RankFacts = tuple[str, str, str]
 """Address, device and manifest digest of an engine rank."""
-Arrival = tuple[list[RankFacts], Address]
+ReplacementFacts = tuple[list[RankFacts], Address]
 """Ranks of a replacement, and the address for the driver."""
-Start = tuple["ObjectRef[None]", "ObjectRef[Arrival]"]
+Start = tuple["ObjectRef[None]", "ObjectRef[ReplacementFacts]"]
 """Calls of a replacement: its start, and its facts after it."""
 
 
@@ -54,7 +54,7 @@ class Fleet:
         self._causes: dict[int, str] = {}
         """Why each engine that does not serve was lost."""
         self._starting: dict[int, _Starting] = {}
-        self._up: dict[int, Arrival] = {}
+        self._up: dict[int, ReplacementFacts] = {}
         self.num_lost = 0
 
     @property
@@ -71,7 +71,7 @@ class Fleet:
         """True if a replacement waits to be brought in."""
         return bool(self._up)
 
-    def lose(self, engine: int, cause: str) -> str:
+    def replace(self, engine: int, cause: str) -> str:
         """Start a replacement of an engine, or of its failed replacement; return a message. Raises
         WorkerLost, with the first cause, if the run survives no more losses."""
         first = self._causes.setdefault(engine, cause)
@@ -110,7 +110,7 @@ class Fleet:
             failed[engine] = f"was not up within launch.start_deadline_seconds = {self._deadline_seconds:g} s"
         return failed
 
-    def bring_in(self) -> dict[int, Arrival]:
+    def bring_in(self) -> dict[int, ReplacementFacts]:
         """Mark the replacements that are up as serving, for the next weight sync; return their facts."""
         arrivals, self._up = self._up, {}
         for engine in arrivals:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from mrl.config.root import Config
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.rollout import vllm_start
-from mrl.rollout.part import Part
+from mrl.rollout.part import EngineProcess
 
 if TYPE_CHECKING:
     from mrl.rollout.headless import HeadlessExecutor
 
 WORKER_LOST_EXIT_CODE = 71
 THREADS = 3
-"""Concurrent calls of an actor: `lasts`, `start` and `close`."""
+"""Concurrent calls of an actor: `wait_closed`, `start` and `close`."""
 
 
 class HeadlessActor:
@@ -30,7 +30,7 @@ class HeadlessActor:
 
     executor: HeadlessExecutor
 
-    def __init__(self, config: Config, part: Part, log_folder: str) -> None:
+    def __init__(self, config: Config, part: EngineProcess, log_folder: str) -> None:
         from mrl.launch.cluster.node_facts import listen_on_own_node
         from mrl.launch.workers.actor_log import file_name, redirect
 
@@ -39,17 +39,17 @@ class HeadlessActor:
         listen_on_own_node()
         self._ended = threading.Event()
 
-    def start(self, meeting: vllm_start.Meeting) -> None:
+    def start(self, meeting: vllm_start.Rendezvous) -> None:
         """Start this node's workers; return when those of all nodes are up."""
         from mrl.rollout.headless import HeadlessExecutor
 
-        options = vllm_start.of_run(self._config, self.part, meeting)
+        options = vllm_start.run_arguments(self._config, self.part, meeting)
         self.executor = HeadlessExecutor(**options, on_worker_lost=self._leave)
 
     def _leave(self, worker: str) -> None:
         leave_without(self.part, worker)
 
-    def lasts(self) -> None:
+    def wait_closed(self) -> None:
         """Return when this actor is closed."""
         self._ended.wait()
 
@@ -64,19 +64,21 @@ class HeadlessGroup(ActorGroup[HeadlessActor]):
 
     kind = "engine"
 
-    def __init__(self, config: Config, *arguments: Any, told: Sequence[Part], **options: Any) -> None:
+    def __init__(
+        self, config: Config, *arguments: Any, told: Sequence[EngineProcess], **options: Any
+    ) -> None:
         self._parts = told
         super().__init__(HeadlessActor, config, *arguments, told=told, threads=THREADS, **options)
 
     def name(self, number: int) -> str:
         return self._parts[number].name
 
-    def beside(self, first: Part) -> list[int]:
+    def beside(self, first: EngineProcess) -> list[int]:
         """Return the numbers of the processes on the further nodes of `first`."""
-        return [self._parts.index(part) for part in first.further()]
+        return [self._parts.index(part) for part in first.other_nodes()]
 
 
-def leave_without(part: Part, process: str) -> None:
+def leave_without(part: EngineProcess, process: str) -> None:
     """Exit, because an engine cannot work without one of its processes; the driver notices at once."""
     from mrl.launch.workers.actor_log import leave
 
@@ -86,7 +88,9 @@ def leave_without(part: Part, process: str) -> None:
 def watch(further: Mapping[str, Any], on_lost: Callable[[str], None]) -> None:
     """Call `on_lost(name)` from its own thread if one of these actors, by name, ends without being closed."""
     if further:
-        calls = {actor.__ray_call__.remote(HeadlessActor.lasts): name for name, actor in further.items()}
+        calls = {
+            actor.__ray_call__.remote(HeadlessActor.wait_closed): name for name, actor in further.items()
+        }
         threading.Thread(target=_watch, args=(calls, on_lost), name="further-nodes", daemon=True).start()
 
 

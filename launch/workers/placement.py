@@ -45,8 +45,12 @@ class Placement:
     def topology(self, config: Config) -> Topology:
         """Return the topology of both sides for the weight sync plan; `config`: after `as_placed`."""
         if config.launch.engine_slots:
-            return Topology.apart(self.nodes, num_trainers=config.training.layout.world_size)
-        return Topology.on(self.nodes) if config.sync.transport == "auto" else Topology.beside(self.nodes)
+            return Topology.separate_pools(self.nodes, num_trainers=config.training.layout.world_size)
+        return (
+            Topology.shared_slots(self.nodes)
+            if config.sync.transport == "auto"
+            else Topology.separate_slots(self.nodes)
+        )
 
     @property
     def gpus(self) -> bool:

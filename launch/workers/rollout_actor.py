@@ -23,7 +23,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout import vllm_start
 from mrl.rollout.end_of_text_ids import end_of_text
 from mrl.rollout.engine_client import Address
-from mrl.rollout.part import Part
+from mrl.rollout.part import EngineProcess
 
 if TYPE_CHECKING:
     from mrl.rollout.engine import RolloutEngine
@@ -51,7 +51,7 @@ class RolloutActor:
 
     loop: EngineLoop
 
-    def __init__(self, config: Config, part: Part, log_folder: str) -> None:
+    def __init__(self, config: Config, part: EngineProcess, log_folder: str) -> None:
         from mrl.launch.cluster.node_facts import listen_on_own_node
         from mrl.launch.workers.actor_log import file_name, redirect
 
@@ -70,7 +70,7 @@ class RolloutActor:
 
         return ray.util.get_node_ip_address()
 
-    def meeting(self) -> vllm_start.Meeting:
+    def rendezvous(self) -> vllm_start.Rendezvous:
         """Return the rendezvous of this engine's processes, called on its first process before `start`: the
         first of two consecutive free ports of this node."""
         for _ in range(_MOST_PROBES):
@@ -84,12 +84,12 @@ class RolloutActor:
                 return self.address(), port
         raise RolloutError(f"{self.part.name}: no two consecutive ports are free on {self.address()}")
 
-    def start(self, meeting: vllm_start.Meeting | None, secret: bytes, *further: Any) -> None:
+    def start(self, meeting: vllm_start.Rendezvous | None, secret: bytes, *further: Any) -> None:
         """Start vLLM without weights; it serves after the first weight sync.
 
         Args:
             meeting: Rendezvous of the engine's processes.
-            secret: Secret that authenticates the driver at `door`.
+            secret: Secret that authenticates the driver at `address_for_driver`.
             further: Actors of the engine's other nodes, in order (headless_actor.py), which start at the same
             time.
         """
@@ -99,9 +99,9 @@ class RolloutActor:
         from mrl.rollout.engine_server import EngineServer
         from mrl.tokenizer_folder import load_tokenizer
 
-        names = [part.name for part in self.part.further()]
+        names = [part.name for part in self.part.other_nodes()]
         headless_actor.watch(dict(zip(names, further, strict=True)), self._leave)
-        path, options = self._config.model.path, vllm_start.of_run(self._config, self.part, meeting)
+        path, options = self._config.model.path, vllm_start.run_arguments(self._config, self.part, meeting)
         tokenizer = load_tokenizer(path, trust_remote_code=self._config.model.trust_remote_code)
         ends = end_of_text(tokenizer, path)
         self._server = server = EngineServer(
@@ -139,7 +139,7 @@ class RolloutActor:
     def _leave(self, process: str) -> None:
         headless_actor.leave_without(self.part, process)
 
-    def door(self) -> Address:
+    def address_for_driver(self) -> Address:
         """Return the address for the driver."""
         return self._listener.getsockname()[:2]
 
@@ -168,9 +168,9 @@ class RolloutActor:
         )
         return list(zip(addresses, devices, [manifest.digest for manifest in self._manifests], strict=True))
 
-    def arrive(self) -> tuple[list[tuple[str, str, str]], Address]:
-        """Return `prepare_sync` and `door` of a replacement, its last call before it has its weights."""
-        return self.prepare_sync(), self.door()
+    def replacement_facts(self) -> tuple[list[tuple[str, str, str]], Address]:
+        """Return `prepare_sync` and `address_for_driver` of a replacement, its last call before it has its weights."""
+        return self.prepare_sync(), self.address_for_driver()
 
     def manifests(self, digests: Collection[str]) -> dict[str, RankManifest]:
         """Return the manifests of prepare_sync with these digests, by digest."""

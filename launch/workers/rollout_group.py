@@ -64,7 +64,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self._dp, self.placement = config.rollout.dp, placement
         self.parts = schedulers(config, placement.nodes)
         super().__init__(self.actor_class, config, clock, **places(self.parts, config, placement), **options)
-        further = [other for part in self.parts for other in part.further()]
+        further = [other for part in self.parts for other in part.other_nodes()]
         self.further = HeadlessGroup(config, clock, **places(further, config, placement), **options)
         self._sleeps, self._num_engines = sleeps, len(self.actors) // self._dp
         self.secret = secrets.token_bytes(32)
@@ -80,7 +80,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self._fleet = Fleet(
             self._num_engines,
             clock,
-            most=config.rollout.replace,
+            most=config.rollout.max_replacements,
             deadline_seconds=config.launch.start_deadline_seconds,
             start=self._replace,
         )
@@ -95,7 +95,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """Start vLLM on all ranks; the caller waits for it."""
         firsts = [n for n, part in enumerate(self.parts) if not (part.is_whole or part.dp_rank)]
         deadline = self._config.launch.start_deadline_seconds
-        ports = {self.name(first): self.start_on(first, RolloutActor.meeting) for first in firsts}
+        ports = {self.name(first): self.start_on(first, RolloutActor.rendezvous) for first in firsts}
         meetings = dict(zip(firsts, self.wait(ports, deadline_seconds=deadline).values(), strict=True))
         calls: dict[str, ObjectRef[None]] = {}
         for number, part in enumerate(self.parts):
@@ -117,7 +117,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def attach(self, rollouts: RolloutThread) -> None:
         """Connect the rollout thread to all engines."""
         self._rollouts = rollouts
-        for number, address in zip(self.numbers(), self.on_all(RolloutActor.door), strict=True):
+        for number, address in zip(self.numbers(), self.on_all(RolloutActor.address_for_driver), strict=True):
             rollouts.connect(number, address)
 
     def resume(self) -> None:
@@ -186,7 +186,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def _lose(self, number: int, cause: str) -> None:
         """Drop and replace this process's engine; raise WorkerLost if the run may lose no more."""
         engine, reason = number // self._dp, last_word(self._log_folder, self.name(number))
-        message = self._fleet.lose(engine, cause + (f" ({reason})" if reason else ""))
+        message = self._fleet.replace(engine, cause + (f" ({reason})" if reason else ""))
         log.warning("%s; its requests are retried elsewhere", message)
         if self._rollouts is not None:
             for rank in self._ranks(engine):
@@ -199,9 +199,9 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self.make_anew(rank)
         for number in self.further.beside(part):
             self.further.make_anew(number)
-        meeting = None if part.is_whole else self.start_on(rank, RolloutActor.meeting)
+        meeting = None if part.is_whole else self.start_on(rank, RolloutActor.rendezvous)
         calls = self._start(rank, meeting)
-        return calls[self.name(rank)], self.start_on(rank, RolloutActor.arrive)
+        return calls[self.name(rank)], self.start_on(rank, RolloutActor.replacement_facts)
 
     def bring_in(self) -> dict[int, str]:
         """Add engines that are up to weight syncs, to serve after the next; return their ranks' addresses by
@@ -242,7 +242,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         ranks = (range(e * size, (e + 1) * size) for e in range(self._num_engines) if e not in engines)
         return list(itertools.chain.from_iterable(ranks))
 
-    def give_up(self, names: Iterable[str], why: str = "did not respond") -> None:
+    def drop(self, names: Iterable[str], why: str = "did not respond") -> None:
         """Drop the serving engines among these names; ignore other names."""
         by_name = {self.name(number): number for number in self.numbers()}
         for name in names:

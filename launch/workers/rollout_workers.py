@@ -16,19 +16,19 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mrl.agents.pool import EnvironmentPool
+from mrl.agents.pool import EnvironmentWorkers
 from mrl.config.root import Config
-from mrl.data.tokenise import tokenizer_of
+from mrl.data.tokenise import load_tokenizer_for
 from mrl.errors import ConfigError, MrlError, WorkerLost
-from mrl.launch.workers.acting import Acting, look_at
+from mrl.launch.workers.acting import EnvironmentRules, check_environments
 from mrl.launch.workers.actor_group import GRACE_SECONDS, ActorGroup, close_all, first_line, is_death
-from mrl.launch.workers.deaths import why
+from mrl.launch.workers.deaths import death_cause
 from mrl.launch.workers.reward_workers import check_rewards, reward_pool
 from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.loops.worker_thread import WorkerThread
 from mrl.observe.phases import PhaseClock
-from mrl.observe.settled import settle
+from mrl.observe.settled import tune_driver_memory
 from mrl.rollout.engine_client import Address
 from mrl.samples import Prompt
 from mrl.trajectories.worker_messages import GroupStart
@@ -125,9 +125,9 @@ class RolloutWorkerActor:
         )
         acting, environments = None, None
         if config.agent is not None:
-            acting = look_at(config, tokenizer_of(config.model))
+            acting = check_environments(config, load_tokenizer_for(config.model))
             require_described(acting, described)
-            environments = self._stack.enter_context(EnvironmentPool.of(config.agent))
+            environments = self._stack.enter_context(EnvironmentWorkers.of(config.agent))
         self._worker = WorkerThread(
             self._listener,
             secret,
@@ -138,7 +138,7 @@ class RolloutWorkerActor:
             environments=environments,
             **({"rules_of": acting.rules_of, "max_open": place.max_open} if acting else {}),
         )
-        settle()
+        tune_driver_memory()
         return self._listener.getsockname()[:2]
 
     def begin(self, groups: Sequence[GroupStart]) -> None:
@@ -157,14 +157,14 @@ class RolloutWorkerActor:
         self._stack.close()
 
 
-def descriptions(acting: Acting | None) -> dict[str, Any]:
+def descriptions(acting: EnvironmentRules | None) -> dict[str, Any]:
     """Return each environment's description, by key."""
     if acting is None:
         return {}
     return {key: (dict(rules.tools), rules.replayable) for key, (rules, _) in acting.rules.items()}
 
 
-def require_described(acting: Acting | None, described: Mapping[str, Any]) -> None:
+def require_described(acting: EnvironmentRules | None, described: Mapping[str, Any]) -> None:
     """Raise ConfigError for an environment whose description differs from the driver's node (`described`)."""
     for key, description in descriptions(acting).items():
         if description != described[key]:
@@ -186,7 +186,7 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
         clock: PhaseClock,
         *,
         trial: Sequence[Prompt],
-        acting: Acting | None,
+        acting: EnvironmentRules | None,
         environment: Mapping[str, str],
         log_folder: str,
     ) -> None:
@@ -305,7 +305,7 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
             pass
         except Exception as error:
             if is_death(error):
-                reason = why(error, self._clock, here=ray.util.get_node_ip_address())
+                reason = death_cause(error, self._clock, here=ray.util.get_node_ip_address())
                 return f"{self.names[number]} died in phase {self._clock.current}: {reason}"
         return f"{self.names[number]} failed in phase {self._clock.current}: {message}"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.own_code import child_path
-from mrl.processes.start import exit_code, module_words, terminate_all
+from mrl.processes.start import exit_code, module_command, terminate_all
 
 GRACE_SECONDS = 30.0
 """Between SIGTERM to the ranks and SIGKILL."""
@@ -47,7 +47,7 @@ def run_local_ranks(
                 environment = interface | os.environ | child_path() | shared | {"RANK": str(rank)}
                 ranks.append(
                     subprocess.Popen(
-                        module_words(module, *arguments), env=environment, start_new_session=True
+                        module_command(module, *arguments), env=environment, start_new_session=True
                     )
                 )
             while True:

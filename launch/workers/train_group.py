@@ -30,7 +30,7 @@ from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.routes import Routes
 from mrl.samples import TrainBatch
-from mrl.training.balance import Dealer, SampleCost
+from mrl.training.balance import SampleBalancer, SampleCost
 from mrl.training.batch import merge_parts
 from mrl.training.pass_options import PassOptions
 from mrl.training.process_environment import CPU_ENVIRONMENT
@@ -66,7 +66,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         self.lost_nodes = placement.lost_nodes
         self.has_moved = True
         """True if weights may have changed since the last sync."""
-        self.dealer = Dealer(
+        self.dealer = SampleBalancer(
             ranks=layout.dp,
             max_tokens=config.training.microbatch_tokens,
             cost=SampleCost.of_model(find_facts(config.model)),
@@ -143,7 +143,7 @@ class TrainGroup(ActorGroup[TrainActor]):
 
         balanced, parts = self.dealer(batch)
         shards: list[Any] = [ray.put(balanced.select(part)) for part in parts]
-        places = [self.layout.place(rank) for rank in range(self.layout.world_size)]
+        places = [self.layout.coordinates(rank) for rank in range(self.layout.world_size)]
         calls = {self.name(p.rank): self.start_on(p.rank, function, shards[p.dp]) for p in places}
         return parts, list(self.wait(calls).values())
 

@@ -39,7 +39,7 @@ class TwoPools(Hybrid):
     def sync(self, version: int) -> dict[str, float]:
         """Sync as Hybrid.sync, repeat without engines lost in it, and bring in engines that are up; only with
         these if `version` is served already."""
-        if not self._config.rollout.replace:
+        if not self._config.rollout.max_replacements:
             return super().sync(version)
         start, results = time.monotonic(), None
         joining: set[int] = set()
@@ -69,12 +69,12 @@ class TwoPools(Hybrid):
             {**sends, **receives},
             deadline_seconds=2 * self._config.sync.deadline_seconds,
             clock=self._clock,
-            give_up=self.rollout.give_up,
+            give_up=self.rollout.drop,
         )
         if not errors:
             return [results[name] for name in sends]
         lost = {name for name, error in errors.items() if is_lost(error)}
-        self.rollout.give_up(receives.keys() & lost, "died")
+        self.rollout.drop(receives.keys() & lost, "died")
         self._check_alive("leave")
         if sends.keys() & lost or set(engines) <= set(self.rollout.serving):
             raise_first(errors, [], {}, self._clock)

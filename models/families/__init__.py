@@ -18,7 +18,7 @@ from mrl.models.families.qwen3_next import Qwen3Next
 from mrl.models.families.refused import reason
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
-from mrl.models.read_keys import unread
+from mrl.models.read_keys import unread_keys
 
 _ALL: tuple[Family, ...] = (
     Qwen2(),
@@ -61,7 +61,7 @@ def require_trainable(hf: HfConfig) -> None:
         raise ConfigError(
             f"config.json has {', '.join(problems)}, which training does not implement for {hf['model_type']}"
         )
-    if others := [f"{key} = {hf[key]!r}" for key in unread(family, hf)]:
+    if others := [f"{key} = {hf[key]!r}" for key in unread_keys(family, hf)]:
         raise ConfigError(
             f"config.json has {', '.join(others)}, which are unknown for {hf['model_type']} and may change "
             "the computation; remove those that do not"

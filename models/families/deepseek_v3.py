@@ -10,7 +10,7 @@ from mrl.models import rope, rows
 from mrl.models.engine_rows import EngineRows
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.sigmoid_moe import SigmoidMoe
-from mrl.models.tensors import LocalTensor, Row, Spec, Split, whole
+from mrl.models.tensors import LocalTensor, ParameterRows, Spec, Split, whole_tensor
 
 
 class DeepseekV3(SigmoidMoe):
@@ -39,21 +39,23 @@ class DeepseekV3(SigmoidMoe):
         """Return the arguments of Megatron's MLATransformerConfig that describe the model, not the layout."""
         return super().transformer_fields(hf) | _attention_fields(hf)
 
-    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
+    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[ParameterRows]:
         self.qkv_bias(hf)  # refuses them
         hidden, heads = field(hf, "hidden_size"), field(hf, "num_attention_heads")
         plain, rotary, value = (field(hf, k) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
         rank, attention = field(hf, "kv_lora_rank"), f"{layer}.self_attn"
         down: Split = "none" if spec.whole_down_projections else "tp"
 
-        def row(name: str, tensor: str, size: int, columns: int, split: Split = "tp", dim: int = 0) -> Row:
-            weight = whole(f"{attention}.{tensor}.weight", size)
-            return Row(f"self_attention.{name}.weight", weight, columns, split, dim)
+        def row(
+            name: str, tensor: str, size: int, columns: int, split: Split = "tp", dim: int = 0
+        ) -> ParameterRows:
+            weight = whole_tensor(f"{attention}.{tensor}.weight", size)
+            return ParameterRows(f"self_attention.{name}.weight", weight, columns, split, dim)
 
-        def latent_norm(name: str, next_linear: str, size: int) -> Row:
+        def latent_norm(name: str, next_linear: str, size: int) -> ParameterRows:
             folded = f"self_attention.{next_linear}.layer_norm_weight"
             parameter = folded if spec.fold_norms else f"self_attention.{name.replace('_a_', '_')}.weight"
-            return Row(parameter, whole(f"{attention}.{name}.weight", size), None)
+            return ParameterRows(parameter, whole_tensor(f"{attention}.{name}.weight", size), None)
 
         result = [rows.input_norm(hf, layer, folded=False)]  # latent attention never folds its input norm
         if q_rank := hf.get("q_lora_rank"):
@@ -92,7 +94,7 @@ class DeepseekV3(SigmoidMoe):
 
 
 def _attention_fields(hf: HfConfig) -> dict[str, Any]:
-    yarn = rope.parameters(hf) if rope.kind(hf) == "yarn" else {}
+    yarn = rope.rope_settings(hf) if rope.kind(hf) == "yarn" else {}
     return {
         "multi_latent_attention": True,
         "qk_layernorm": True,

@@ -30,7 +30,7 @@ class Glm4Moe(SigmoidMoe):
         return bool(hf.get("attention_bias"))
 
     def rotary(self, hf: HfConfig) -> rope.Rope:
-        return rope.rope(hf, width=int(head_dim(hf) * rope.turned_share(hf, default=TURNED)))
+        return rope.rope(hf, width=int(head_dim(hf) * rope.rotary_share(hf, default=TURNED)))
 
 
 class Glm4MoeLite(DeepseekV3):

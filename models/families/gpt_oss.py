@@ -17,8 +17,8 @@ from mrl.errors import ConfigError
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.family import Family
 from mrl.models.hf_config import MXFP4, HfConfig, field
-from mrl.models.layout import Layout, Place
-from mrl.models.tensors import CheckpointRows, LocalTensor, Piece, Row, Spec, whole
+from mrl.models.layout import Layout, RankCoordinates
+from mrl.models.tensors import CheckpointRows, LocalTensor, ParameterRows, Spec, TensorSlice, whole_tensor
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 ALPHA, LIMIT = 1.702, 7.0
@@ -65,22 +65,24 @@ class GptOss(Family):
 
     # Where tensors are
 
-    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
+    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[ParameterRows]:
         attention, heads = f"{layer}.self_attn", field(hf, "num_attention_heads")
-        bias = whole(f"{attention}.o_proj.bias", field(hf, "hidden_size"))
-        sinks = whole(f"{attention}.sinks", heads)
+        bias = whole_tensor(f"{attention}.o_proj.bias", field(hf, "hidden_size"))
+        sinks = whole_tensor(f"{attention}.sinks", heads)
         return [
             *super().attention_rows(hf, layer, spec),
-            Row("self_attention.linear_proj.bias", bias, None),
-            Row("self_attention.core_attention.softmax_offset", sinks, None, "tp"),
+            ParameterRows("self_attention.linear_proj.bias", bias, None),
+            ParameterRows("self_attention.core_attention.softmax_offset", sinks, None, "tp"),
         ]
 
-    def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[Row]:
+    def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[ParameterRows]:
         """Return the rows of the router with its biases and of one rank's experts, stacked or separate."""
         router, count = f"{layer}.mlp.router", self.num_experts(hf)
         result = [
-            Row("mlp.router.weight", whole(f"{router}.weight", count), field(hf, "hidden_size")),
-            Row("mlp.router.bias", whole(f"{router}.bias", count), None),
+            ParameterRows(
+                "mlp.router.weight", whole_tensor(f"{router}.weight", count), field(hf, "hidden_size")
+            ),
+            ParameterRows("mlp.router.bias", whole_tensor(f"{router}.bias", count), None),
         ]
         if spec.experts != "sequential":
             return result + _expert_rows(hf, layer, own, count, "mlp.experts.{kind}{number}")
@@ -89,7 +91,9 @@ class GptOss(Family):
             result += _expert_rows(hf, layer, (expert,), count, names)
         return result
 
-    def local_tensors(self, hf: HfConfig, layout: Layout, place: Place, **options: Any) -> list[LocalTensor]:
+    def local_tensors(
+        self, hf: HfConfig, layout: Layout, place: RankCoordinates, **options: Any
+    ) -> list[LocalTensor]:
         """Raise ConfigError if experts would be split, because their second biases belong to one rank."""
         if layout.etp > 1:
             raise ConfigError(
@@ -128,7 +132,7 @@ class GptOss(Family):
             for kind, width in (("weight", columns), ("bias", [])):
                 tensor, zero = _stored(layer, part, kind), [0] * len(width)
                 pieces = tuple(
-                    Piece(tensor, (expert * size, *zero), (size, *width), (local, 0, *zero))
+                    TensorSlice(tensor, (expert * size, *zero), (size, *width), (local, 0, *zero))
                     for local, expert in enumerate(local_experts)
                 )
                 name = f"{layer}.mlp.experts.routed_experts.{product}_{kind}"
@@ -152,7 +156,7 @@ def _stored(layer: str, part: str, kind: str) -> str:
     return f"{layer}.mlp.experts.{part}_proj" + ("_bias" if kind == "bias" else "")
 
 
-def _expert_rows(hf: HfConfig, layer: str, own: Any, count: int, names: str) -> list[Row]:
+def _expert_rows(hf: HfConfig, layer: str, own: Any, count: int, names: str) -> list[ParameterRows]:
     """Return weights and biases of the `own` experts as four parameters named by kind and number."""
     result = []
     for number, (part, size, columns) in enumerate(_products(hf), start=1):
@@ -160,7 +164,7 @@ def _expert_rows(hf: HfConfig, layer: str, own: Any, count: int, names: str) -> 
             tensor = _stored(layer, part, kind)
             blocks = tuple((CheckpointRows(tensor, expert * size, size),) for expert in own)
             name = names.format(kind=kind, number=number)
-            result.append(Row(name, blocks, columns if kind == "weight" else None, stack=count))
+            result.append(ParameterRows(name, blocks, columns if kind == "weight" else None, stack=count))
     return result
 
 

@@ -51,7 +51,7 @@ class MiniMaxM2(ProjectionNormed):
 
     def rotary(self, hf: HfConfig) -> rope.Rope:
         """Return the rotary embedding; published folders set its width only by `rotary_dim`."""
-        if hf.get("rotary_dim") and "partial_rotary_factor" not in rope.parameters(hf):
+        if hf.get("rotary_dim") and "partial_rotary_factor" not in rope.rope_settings(hf):
             return rope.rope(hf, width=hf["rotary_dim"])
         return super().rotary(hf)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from mrl.models.engine_rows import EngineRows
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig, field, head_dim
-from mrl.models.tensors import CheckpointRows, LocalTensor, Piece, Row, Spec
+from mrl.models.tensors import CheckpointRows, LocalTensor, ParameterRows, Spec, TensorSlice
 
 _PART = re.compile(r"(.+\.)(q|k|v|gate|up)_proj\.weight")
 
@@ -27,7 +27,7 @@ class Phi3(Family):
     implemented = {"sliding_window": (None,), "embd_pdrop": (None, 0), "resid_pdrop": (None, 0)}
     harmless = ("original_max_position_embeddings",)  # LongRoPE
 
-    def layer(self, hf: HfConfig, number: int, spec: Spec, own_experts: range) -> list[Row]:
+    def layer(self, hf: HfConfig, number: int, spec: Spec, own_experts: range) -> list[ParameterRows]:
         return [_merged(hf, row) for row in super().layer(hf, number, spec, own_experts)]
 
     def engine_layer(self, hf: HfConfig, number: int, engine: EngineRows) -> Iterator[LocalTensor]:
@@ -36,7 +36,7 @@ class Phi3(Family):
             yield dataclasses.replace(tensor, pieces=pieces)
 
 
-def _merged(hf: HfConfig, row: Row) -> Row:
+def _merged(hf: HfConfig, row: ParameterRows) -> ParameterRows:
     """Replace the parts in a row by rows of the merged tensors."""
     blocks = tuple(
         tuple(CheckpointRows(*_home(hf, part.tensor, part.start), part.rows) for part in block)
@@ -45,7 +45,7 @@ def _merged(hf: HfConfig, row: Row) -> Row:
     return dataclasses.replace(row, blocks=blocks)
 
 
-def _merged_piece(hf: HfConfig, piece: Piece) -> Piece:
+def _merged_piece(hf: HfConfig, piece: TensorSlice) -> TensorSlice:
     tensor, first = _home(hf, piece.tensor, piece.start[0])
     return dataclasses.replace(piece, tensor=tensor, start=(first, *piece.start[1:]))
 

@@ -7,7 +7,7 @@ from typing import Any
 from mrl.models import rows
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig, field, head_dim
-from mrl.models.tensors import Row, Spec
+from mrl.models.tensors import ParameterRows, Spec
 
 
 class ProjectionNormed(Family):
@@ -16,7 +16,7 @@ class ProjectionNormed(Family):
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
         return super().transformer_fields(hf) | {"qk_layernorm": True, "projection_norms": True}
 
-    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
+    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[ParameterRows]:
         norms = [
             rows.norm(
                 f"self_attention.{part}_layernorm", f"{layer}.self_attn.{part}_norm.weight", heads * width

@@ -15,7 +15,7 @@ from mrl.models.engine_rows import EngineRows
 from mrl.models.families.qwen3 import Qwen3Moe
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.layout import Layout, divide
-from mrl.models.tensors import CheckpointRows, LocalTensor, Row, Spec
+from mrl.models.tensors import CheckpointRows, LocalTensor, ParameterRows, Spec
 
 
 class Qwen3Next(Qwen3Moe):
@@ -61,7 +61,7 @@ class Qwen3Next(Qwen3Moe):
             "linear_conv_kernel_dim": net.filter_width,
         }
 
-    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
+    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[ParameterRows]:
         if not self.is_delta_net(hf, _number(layer)):
             return super().attention_rows(hf, layer, spec)
         net, name = delta_net.delta_net(hf), f"{layer}.linear_attn"

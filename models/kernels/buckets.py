@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrl.models.kernels.zigzag import kept_positions
+from mrl.models.kernels.zigzag import rank_positions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def positions(lengths: np.ndarray, *, cp: int = 1, rank: int = 0) -> np.ndarray:
     [0, 1, 2, 0, 1]
     """
     starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return (np.arange(len(starts)) - starts)[kept_positions(lengths, cp=cp, rank=rank)]
+    return (np.arange(len(starts)) - starts)[rank_positions(lengths, cp=cp, rank=rank)]
 
 
 def _on_device(
@@ -126,7 +126,7 @@ def _on_device(
 def _gathered_keys(lengths: np.ndarray, *, cp: int, device: torch.device) -> Buckets:
     """Return buckets of whole segments whose tokens are in gathered order: rank after rank."""
     slot_tokens, token_slots, shapes = plan_buckets(lengths, unit=2 * cp)
-    gathered = np.concatenate([kept_positions(lengths, cp=cp, rank=rank) for rank in range(cp)])
+    gathered = np.concatenate([rank_positions(lengths, cp=cp, rank=rank) for rank in range(cp)])
     return _on_device(np.argsort(gathered)[slot_tokens], token_slots[gathered], shapes, device=device)
 
 

@@ -29,10 +29,10 @@ def token_multiple(*, tp: int, cp: int) -> int:
     return tp if cp == 1 else cp * math.lcm(2, tp)
 
 
-def kept_positions(lengths: np.ndarray, *, cp: int, rank: int) -> np.ndarray:
+def rank_positions(lengths: np.ndarray, *, cp: int, rank: int) -> np.ndarray:
     """Return the positions in the packed tokens that a rank has, for segments of the (padded) lengths.
 
-    >>> kept = kept_positions
+    >>> kept = rank_positions
     >>> kept(np.array([8, 4]), cp=2, rank=0).tolist(), kept(np.array([8, 4]), cp=2, rank=1).tolist()
     ([0, 1, 6, 7, 8, 11], [2, 3, 4, 5, 9, 10])
     """

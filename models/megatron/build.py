@@ -143,7 +143,7 @@ def build_chunks(
     require_trainable(hf_config)
     family = family_of(hf_config)
     family.require_layout(hf_config, layout)
-    choice = choose_layers(training, device, replays=replays, own_attention=family.own_attention)
+    choice = choose_layers(training, device, replays=replays, own_attention=family.needs_own_attention)
     config = _transformer_config(family.transformer_fields(hf_config), training, layout, device, choice)
     dtype = config.params_dtype
     vocab = field(hf_config, "vocab_size")

@@ -175,7 +175,7 @@ class PackedDeltaNet(MegatronModule):
         share, value_width = self.share, self.value_width
         projected = projected.unflatten(1, (-1, self.projected))
         mixed, gate, b, a = projected.split([self.convolved, share * value_width, share, share], dim=-1)
-        mixed = short_convolution(mixed.flatten(1), self._share(self.conv_weight)[:, 0], packed.places)
+        mixed = short_convolution(mixed.flatten(1), self._share(self.conv_weight)[:, 0], packed.positions)
         sizes = [self.key_width, self.key_width, share * value_width]
         query, key, value = mixed.unflatten(1, (-1, self.convolved)).split(sizes, dim=-1)
         value, gate = (x.reshape(len(x), -1, value_width) for x in (value, gate))

@@ -74,7 +74,7 @@ def choose_layers(
     training: TrainingSection, device: torch.device, *, replays: bool = False, own_attention: bool = False
 ) -> LayerChoice:
     """Choose layers from training.spec and training.dispatcher; "auto" decides by device, environment and
-    model (Family.own_attention).
+    model (Family.needs_own_attention).
 
     Raises ConfigError if a requested package is not installed, or if settings are incompatible.
     """

@@ -38,7 +38,7 @@ class RMSNorm(torch.nn.Module):
         return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-class ForgetfulMoELayer(MoELayer):
+class ReleasingMoELayer(MoELayer):
     """Megatron's MoE layer with a dispatcher that frees everything of a finished micro-batch.
 
     Megatron's keeps the routing probabilities until the next micro-batch, and with them their autograd graph.

@@ -25,7 +25,7 @@ from mrl.models.megatron.delta_net_layer import DeltaNetSubmodules, PackedDeltaN
 from mrl.models.megatron.expert_layer import GroupedExperts
 from mrl.models.megatron.latent_attention import PackedLatentAttention
 from mrl.models.megatron.layer_choice import LayerChoice
-from mrl.models.megatron.layer_modules import ForgetfulMoELayer, RecordingRouter, RMSNorm
+from mrl.models.megatron.layer_modules import RecordingRouter, ReleasingMoELayer, RMSNorm
 from mrl.models.megatron.model_config import ModelConfig
 from mrl.models.megatron.packed_attention import core_attention
 from mrl.models.megatron.projection_norm import ProjectionNorm
@@ -75,7 +75,7 @@ def _layer_spec(config: TransformerConfig, layer: int, choice: LayerChoice) -> M
         elif not choice.transformer_engine:
             replacements["experts"] = GroupedExperts
         moe = dataclasses.replace(parts.mlp.keywords["submodules"], **replacements)
-        parts.mlp = functools.partial(ForgetfulMoELayer, **(parts.mlp.keywords | {"submodules": moe}))
+        parts.mlp = functools.partial(ReleasingMoELayer, **(parts.mlp.keywords | {"submodules": moe}))
     return spec
 
 

@@ -70,7 +70,7 @@ class LowRankPair(torch.nn.Module):
 
     def _slabs(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return a view of each expert's rows of a stack, or of all rows if it is not a stack."""
-        return tensor.detach().chunk(self.adapter.slabs)
+        return tensor.detach().chunk(self.adapter.num_pairs)
 
     def _mark(self, parameter: Any, half: Half, *, dim: int) -> None:
         """Set how Megatron sums the gradient and counts its norm.

@@ -59,10 +59,10 @@ class PackedCore(torch.nn.Module):
     ) -> Tensor:
         """Map query [N, H, D], key [N, G, D], value [N, G, V] to [N, H x V]; the mask is always None."""
         if self.rotates:
-            query, key = self.turn(query, key, packed_seq_params)
+            query, key = self.rotate(query, key, packed_seq_params)
         return self.attend(query, key, value, packed_seq_params, **kwargs)
 
-    def turn(self, query: Tensor, key: Tensor, packed: PackedSegments) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, packed: PackedSegments) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys by their positions."""
         query, key = (rotate(x, packed.cos, packed.sin) for x in (query, key))
         return query, key
@@ -136,7 +136,7 @@ class FusedPackedAttention(PackedCore):
     def turn(self, query: Tensor, key: Tensor, packed: PackedSegments) -> tuple[Tensor, Tensor]:
         """Rotate with Transformer Engine's kernel, in float32; a scaled embedding (YaRN) uses our code."""
         if packed.angles is None:
-            return super().turn(query, key, packed)
+            return super().rotate(query, key, packed)
         from megatron.core.extensions.transformer_engine import fused_apply_rotary_pos_emb_thd
 
         cp = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()

@@ -14,7 +14,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from mrl.models.kernels.buckets import SegmentBuckets, positions, segment_buckets
 from mrl.models.kernels.delta_rule import Chunks, chunk_segments
 from mrl.models.kernels.rotary import RotaryTable
-from mrl.models.kernels.zigzag import kept_positions
+from mrl.models.kernels.zigzag import rank_positions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class PackedSegments(PackedSeqParams):
         return chunk_segments(self.lengths, device=self.cos.device)
 
     @functools.cached_property
-    def places(self) -> torch.Tensor:
+    def positions(self) -> torch.Tensor:
         """Positions inside their segments of the tokens of all context-parallel ranks, in order."""
         return torch.from_numpy(positions(self.lengths)).to(self.cos.device)
 
@@ -60,7 +60,7 @@ class PackedSegments(PackedSeqParams):
     def zigzag(self) -> Zigzag:
         """Token order for layers that need all tokens under context parallelism, built on first use."""
         tokens = np.concatenate(
-            [kept_positions(self.lengths, cp=self.cp, rank=rank) for rank in range(self.cp)]
+            [rank_positions(self.lengths, cp=self.cp, rank=rank) for rank in range(self.cp)]
         )
         rows, tokens = (torch.from_numpy(x).to(self.cos.device) for x in (np.argsort(tokens), tokens))
         return Zigzag(rows, tokens)

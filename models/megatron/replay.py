@@ -18,7 +18,7 @@ Choose = Callable[..., tuple[Tensor, Tensor]]
 """Megatron's choice: (scores [tokens, experts], k, num_groups, group_topk) -> scores, experts [tokens, k]."""
 
 
-class Given:
+class ReplayedRouting:
     """One router's given experts in a pass over several micro-batches. Their weights come from the pass's own
     scores, so that gradients reach the router.
 
@@ -78,7 +78,7 @@ class Given:
             )
 
 
-class Recorded:
+class RecordedRouting:
     """One router's own choices in a pass, by micro-batch."""
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ NAMED = {ended_by: fault for fault, ended_by in _ENDS.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class EnvironmentAnswer:
+class EnvironmentResult:
     """Answer to an `open` or a `step`, exactly one per call."""
 
     key: str
@@ -72,9 +72,9 @@ class EnvironmentAnswer:
 
 def failed(
     key: str, turn: int, fault: EnvironmentFault, reason: str, seconds: float = 0.0
-) -> EnvironmentAnswer:
+) -> EnvironmentResult:
     """Return the answer that reports a fault."""
-    return EnvironmentAnswer(
+    return EnvironmentResult(
         key, turn, ended_by=fault.ended_by, fault=fault, reason=reason[:_MAX_REASON], seconds=seconds
     )
 
@@ -87,7 +87,7 @@ def is_reward(value: Any) -> bool:
         return False
 
 
-def decode_answer(reply: Mapping[str, Any]) -> EnvironmentAnswer:
+def decode_answer(reply: Mapping[str, Any]) -> EnvironmentResult:
     """Decode a host's reply. An invalid answer becomes the fault CONTRACT; nothing is raised."""
     key, turn, seconds = str(reply["key"]), int(reply["turn"]), float(reply["seconds"])
     if "fault" in reply:
@@ -107,7 +107,7 @@ def decode_answer(reply: Mapping[str, Any]) -> EnvironmentAnswer:
         return failed(
             key, turn, EnvironmentFault.REWARD, f"the reward {reward!r} is not a finite number", seconds
         )
-    return EnvironmentAnswer(
+    return EnvironmentResult(
         key,
         turn,
         messages=tuple(messages),

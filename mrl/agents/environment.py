@@ -27,7 +27,7 @@ from mrl.agents.episode import EndedBy
 from mrl.agents.tool_calls import ToolCall
 from mrl.errors import MrlError
 
-Said = str | Sequence[Mapping[str, str]]
+ObservationText = str | Sequence[Mapping[str, str]]
 """Text for the policy, as one message of the user, or messages with a role and a content each."""
 
 
@@ -35,7 +35,7 @@ Said = str | Sequence[Mapping[str, str]]
 class Step:
     """An environment's result of a turn."""
 
-    observation: Said = ""
+    observation: ObservationText = ""
     """A text, or messages that all have the role user or all have the role tool. Not shown if `done`."""
     reward: float | None = None
     """Finite reward of this turn; None if turns have none. The episode's value is the sum."""
@@ -53,7 +53,7 @@ class Environment(Protocol):
     """True (the default) if the same task, seed and turns give the same observations. If False, a resumed run
     restarts the open episodes."""
 
-    def reset(self, task: dict[str, Any], seed: int) -> Said:
+    def reset(self, task: dict[str, Any], seed: int) -> ObservationText:
         """Return what precedes the first turn: messages of the roles system, user and assistant, or one user
         text; if empty, the row's own prompt is used."""
         ...

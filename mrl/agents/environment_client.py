@@ -14,7 +14,7 @@ import heapq
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from mrl.agents.answer import EnvironmentAnswer
+from mrl.agents.answer import EnvironmentResult
 from mrl.agents.tool_calls import ToolCall
 
 POLL_SECONDS = 0.5
@@ -32,7 +32,7 @@ class Environments(Protocol):
 
     def close(self, key: str) -> None: ...
 
-    def poll(self, timeout_seconds: float) -> list[EnvironmentAnswer]: ...
+    def poll(self, timeout_seconds: float) -> list[EnvironmentResult]: ...
 
     def descriptors(self) -> Iterable[int]:
         """Return the descriptors that become readable when a host sends something."""
@@ -48,11 +48,11 @@ class OpenEnvironment:
     def __init__(self, client: EnvironmentClient, key: str) -> None:
         self._client, self._key = client, key
 
-    async def opening(self) -> EnvironmentAnswer:
+    async def opening(self) -> EnvironmentResult:
         """Return what precedes the first turn."""
         return await self._client.answer(self._key)
 
-    async def step(self, text: str, calls: Sequence[ToolCall] = ()) -> EnvironmentAnswer:
+    async def step(self, text: str, calls: Sequence[ToolCall] = ()) -> EnvironmentResult:
         """Send a turn and return the answer."""
         self._client.environments.step(self._key, text, calls)
         return await self._client.answer(self._key)
@@ -66,7 +66,7 @@ class EnvironmentClient:
         for interrupted episodes."""
         self.environments = environments
         self._places = {validates: _Places(max_open) for validates in (False, True)}
-        self._answers: dict[str, asyncio.Future[EnvironmentAnswer]] = {}
+        self._answers: dict[str, asyncio.Future[EnvironmentResult]] = {}
         self._listening: asyncio.Task[None] | None = None
         self._readable = asyncio.Event()
         self._watched: set[int] = set()
@@ -93,7 +93,7 @@ class EnvironmentClient:
         finally:
             places.give_back()
 
-    async def answer(self, key: str) -> EnvironmentAnswer:
+    async def answer(self, key: str) -> EnvironmentResult:
         """Wait for the next answer of an open episode's environment."""
         future = self._answers[key] = asyncio.get_running_loop().create_future()
         if self._listening is None or self._listening.done():

@@ -49,14 +49,14 @@ class EndedBy(enum.Enum):
     ENGINE_LOST = "engine_lost"
 
     @property
-    def is_ours(self) -> bool:
+    def is_infrastructure_failure(self) -> bool:
         """True for an infrastructure failure, which says nothing about the policy."""
         return self in _OURS
 
     @property
     def status(self) -> Status:
         """Status of the sample: truncated if a limit ended it, as for a single response."""
-        if self.is_ours:
+        if self.is_infrastructure_failure:
             return Status.FAILED
         return Status.TRUNCATED if self in _CUT else Status.FINISHED
 
@@ -162,7 +162,7 @@ class Episode:
         if is_cut:
             self.end(EndedBy.TOKEN_LIMIT)
 
-    def answered(self, observation: str, *, reward: float | None = None, seconds: float = 0.0) -> None:
+    def record_answer(self, observation: str, *, reward: float | None = None, seconds: float = 0.0) -> None:
         """Record the answer to the last turn. Raise RolloutError if the reward is not finite."""
         self._require(EpisodeState.WANTS_STEP, "an answer of the environment")
         if reward is not None and not math.isfinite(reward):

@@ -13,7 +13,7 @@ from mrl.agents import guest
 from mrl.agents.environment_limits import Deadlines
 from mrl.processes.channel import ErrorTail
 from mrl.processes.forked_child import ForkedChild
-from mrl.processes.own_time import OwnTime
+from mrl.processes.own_time import OwnTimeClock
 from mrl.processes.start import kill_session
 from mrl.rewards.code import cgroup
 
@@ -29,7 +29,7 @@ class _Call:
     turn: int
     since: float
     limit: float
-    own: OwnTime
+    own: OwnTimeClock
 
     def is_overdue(self, now: float) -> bool:
         """Return True if its own time is up, or its wall time after a very long wait for a processor."""
@@ -39,7 +39,7 @@ class _Call:
         return self.own.look() and waited - self.own.starved >= self.limit
 
 
-class GuestHandle(ForkedChild):
+class EnvironmentProcess(ForkedChild):
     """Process of one episode, as its host sees it: start, send, read, kill. It takes no decisions."""
 
     def __init__(self, key: str, make: Callable[[], Any], deadlines: Deadlines, close: list[int]) -> None:
@@ -65,7 +65,7 @@ class GuestHandle(ForkedChild):
     def begin(self, operation: str, turn: int, payload: bytes) -> None:
         """Send it a call; the call's time counts from now."""
         limit = self._deadlines.of(operation)
-        self.call = _Call(operation, turn, time.monotonic(), limit, OwnTime(self.pid))
+        self.call = _Call(operation, turn, time.monotonic(), limit, OwnTimeClock(self.pid))
         self.send_bytes(payload)
 
     @property
@@ -85,6 +85,6 @@ class GuestHandle(ForkedChild):
         kill_session(self.pid)
         words = self._tail.last_words(300)
         status = self.reap()
-        cgroup.remove_of(self.pid)  # of a sandbox that it left open
+        cgroup.kill_owned_by(self.pid)  # of a sandbox that it left open
         os.close(self.errors)
         return f"its process ended with status {status}: {words}"

@@ -24,10 +24,10 @@ from typing import Any
 from mrl.agents.answer import EnvironmentFault
 from mrl.agents.environment_limits import Deadlines
 from mrl.agents.environment_registry import find_environment
-from mrl.agents.handle import GuestHandle
+from mrl.agents.handle import EnvironmentProcess
 from mrl.agents.host_messages import read_call, read_opening
 from mrl.errors import ConfigError
-from mrl.processes.channel import Outbox, read_some, take_over
+from mrl.processes.channel import Outbox, read_some, take_over_stdio
 from mrl.processes.framing import BadReply, FrameBuffer, OversizedReply, frame
 from mrl.processes.lifeline import die_with_parent
 
@@ -50,7 +50,7 @@ class Host:
     ) -> None:
         """`make` makes an environment's object; `buffer` contains the requests so far."""
         self._make, self._deadlines = make, deadlines
-        self._guests: dict[str, GuestHandle] = {}
+        self._guests: dict[str, EnvironmentProcess] = {}
         self._lost: dict[str, str] = {}
         """How guests ended that had no call at that time, by key; their next call reports it."""
         self._requests, self._out, self._buffer = requests, replies, buffer
@@ -72,7 +72,7 @@ class Host:
             self._end(handle)
 
     def _pause(self) -> float:
-        channels: list[Outbox | GuestHandle] = [self._out, *self._guests.values()]
+        channels: list[Outbox | EnvironmentProcess] = [self._out, *self._guests.values()]
         if any(channel.has_unsent for channel in channels):
             for channel in channels:
                 channel.flush()
@@ -105,16 +105,18 @@ class Host:
         elif operation != "close":
             self._reply(key, turn, 0.0, {"fault": EnvironmentFault.EXITED.value, "reason": lost})
 
-    def _begin(self, key: str) -> GuestHandle:
+    def _begin(self, key: str) -> EnvironmentProcess:
         descriptors = [fd for fd in self._selector.get_map() if isinstance(fd, int)]
         ends = [handle.requests for handle in self._guests.values()]
-        handle = GuestHandle(key, self._make, self._deadlines, [*descriptors, *ends, self._out.descriptor])
+        handle = EnvironmentProcess(
+            key, self._make, self._deadlines, [*descriptors, *ends, self._out.descriptor]
+        )
         self._guests[key] = handle
         for descriptor in (handle.replies, handle.errors):
             self._selector.register(descriptor, selectors.EVENT_READ, handle)
         return handle
 
-    def _is_here(self, handle: GuestHandle) -> bool:
+    def _is_here(self, handle: EnvironmentProcess) -> bool:
         return self._guests.get(handle.key) is handle
 
     def _stop(self) -> None:
@@ -129,7 +131,7 @@ class Host:
 
     # -- replies ---------------------------------------------------------------------------------------------
 
-    def _hear(self, handle: GuestHandle, descriptor: int) -> None:
+    def _hear(self, handle: EnvironmentProcess, descriptor: int) -> None:
         if descriptor == handle.errors:
             if not handle.read_errors():
                 self._selector.unregister(descriptor)
@@ -146,7 +148,7 @@ class Host:
         except BadReply as error:
             self._lose(handle, EnvironmentFault.CONTRACT, str(error))
 
-    def _answered(self, handle: GuestHandle, reply: dict[str, Any]) -> None:
+    def _answered(self, handle: EnvironmentProcess, reply: dict[str, Any]) -> None:
         call, handle.call = handle.call, None
         if call is None:
             self._lose(handle, EnvironmentFault.CONTRACT, "an answer without a call")
@@ -168,7 +170,7 @@ class Host:
                 )
                 self._lose(handle, EnvironmentFault.DEADLINE, reason)
 
-    def _lose(self, handle: GuestHandle, fault: EnvironmentFault, reason: str = "") -> None:
+    def _lose(self, handle: EnvironmentProcess, fault: EnvironmentFault, reason: str = "") -> None:
         """End a guest that has ended already, or must end because of the fault."""
         end = self._end(handle)
         call = handle.call
@@ -178,7 +180,7 @@ class Host:
             reply = {"fault": fault.value, "reason": reason or end}
             self._reply(handle.key, call.turn, time.monotonic() - call.since, reply)
 
-    def _end(self, handle: GuestHandle) -> str:
+    def _end(self, handle: EnvironmentProcess) -> str:
         del self._guests[handle.key]
         for descriptor in (handle.replies, handle.errors):
             with contextlib.suppress(KeyError):
@@ -197,7 +199,7 @@ def _nothing(**options: Any) -> None:
 def main() -> None:
     """Run the host of the environment that the first frame names."""
     die_with_parent(int(sys.argv[1]))
-    requests, descriptor = take_over()
+    requests, descriptor = take_over_stdio()
     os.set_blocking(requests, False)
     buffer, channel = FrameBuffer(_MAX_REQUEST_BYTES), Outbox(descriptor)
     received: list[bytes] = []

@@ -23,7 +23,7 @@ from typing import Any
 
 import jsonschema
 
-from mrl.agents.answer import EnvironmentAnswer, EnvironmentFault, decode_answer, failed
+from mrl.agents.answer import EnvironmentFault, EnvironmentResult, decode_answer, failed
 from mrl.agents.environment_limits import Deadlines
 from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.host_messages import call_message, opening_message
@@ -82,7 +82,7 @@ class _Host:
     """When it was first found silent while it owed an answer; None after it sends something."""
 
 
-class EnvironmentPool:
+class EnvironmentWorkers:
     """Environments of a run. Hosts start on demand, and end with `shutdown`, or with the thread that opened
     their first episode."""
 
@@ -103,14 +103,14 @@ class EnvironmentPool:
         self._hosts: dict[str, _Host] = {}
         """Hosts, by environment."""
         self._episodes: dict[str, _Open] = {}
-        self._answers: collections.deque[EnvironmentAnswer] = collections.deque()
+        self._answers: collections.deque[EnvironmentResult] = collections.deque()
         self._causes = CauseLog(_log)
         self._description_reply: dict[str, Any] | None = None
         """Reply of the guest that describes its environment."""
         self._faults: collections.Counter[EnvironmentFault] = collections.Counter()
 
     @classmethod
-    def of(cls, section: AgentSection) -> EnvironmentPool:
+    def of(cls, section: AgentSection) -> EnvironmentWorkers:
         """Return the pool of the configured environments."""
         deadlines = Deadlines(
             reset_seconds=section.reset_seconds,
@@ -162,7 +162,7 @@ class EnvironmentPool:
             episode.host.process.send_bytes(call_message(key, episode.turn, "close", b'["close"]'))
         self._answers = collections.deque(answer for answer in self._answers if answer.key != key)
 
-    def poll(self, timeout_seconds: float) -> list[EnvironmentAnswer]:
+    def poll(self, timeout_seconds: float) -> list[EnvironmentResult]:
         """Return all answers so far; wait up to `timeout_seconds` for the first one."""
         until = time.monotonic() + timeout_seconds
         while True:
@@ -206,7 +206,7 @@ class EnvironmentPool:
         self._hosts.clear()
         self._episodes.clear()
 
-    def __enter__(self) -> EnvironmentPool:
+    def __enter__(self) -> EnvironmentWorkers:
         return self
 
     def __exit__(
@@ -292,7 +292,7 @@ class EnvironmentPool:
         if episode is not None and episode.waits_since is not None and reply["turn"] == episode.turn:
             self._note(decode_answer(reply))
 
-    def _note(self, answer: EnvironmentAnswer) -> None:
+    def _note(self, answer: EnvironmentResult) -> None:
         episode = self._episodes[answer.key]
         episode.waits_since, episode.ended = None, answer.ended_by is not None
         if answer.fault is not None:

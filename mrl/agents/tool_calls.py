@@ -57,7 +57,7 @@ class BadCall:
     id: str = ""
 
 
-def calls_in(
+def parse_tool_calls(
     response: str, format: Format, tools: Mapping[str, Mapping[str, Any]]
 ) -> list[ToolCall | BadCall]:
     """Return the calls of a turn, in order.
@@ -76,7 +76,7 @@ def calls_in(
     return calls
 
 
-def described(tools: Sequence[Mapping[str, Any]], format: Format) -> str:
+def tools_prompt(tools: Sequence[Mapping[str, Any]], format: Format) -> str:
     """Return the text of a system message that shows the tools and how to call them; empty without tools."""
     if not tools:
         return ""

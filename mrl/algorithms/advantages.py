@@ -221,9 +221,9 @@ def rloo_process(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor,
     size = groups.size()[groups.index]
     others = (size - 1).clamp(min=1)
     baseline = groups.total(means)[groups.index] / others
-    shaped = r.rewards * r.segments.spread(size / others) - r.segments.spread(baseline)
+    shaped = r.rewards * r.segments.to_tokens(size / others) - r.segments.to_tokens(baseline)
     pooled = Groups.of(groups.index[r.segments.ids], r.reward_mask)
-    flat = pooled.degenerate(r.rewards, TOLERANCE) | r.segments.spread(size < 2)
+    flat = pooled.degenerate(r.rewards, TOLERANCE) | r.segments.to_tokens(size < 2)
     shaped = shaped.masked_fill(flat | ~r.reward_mask, 0.0)
     if r.outcomes is not None:
         centred = r.outcomes - groups.mean_of_others(r.outcomes)
@@ -276,7 +276,7 @@ def _zero_degenerate_groups(rollouts: Rollouts, scores: Tensor, values: Tensor) 
 def _spread(rollouts: Rollouts, advantages: Tensor) -> tuple[Tensor, Tensor]:
     """Return (each sample's advantage on all its tokens, undiscounted rewards-to-go)."""
     returns = rewards_to_go(rollouts.rewards, rollouts.mask, rollouts.segments, gamma=1.0)
-    return rollouts.segments.spread(advantages), returns
+    return rollouts.segments.to_tokens(advantages), returns
 
 
 def rewards_to_go(rewards: Tensor, mask: Tensor, segments: Segments, *, gamma: float) -> Tensor:

@@ -83,4 +83,4 @@ def _outside(section: Any, values: Tensor) -> Tensor:
 
 
 def _geometric(log_ratios: Tensor, tokens: Tokens) -> Tensor:
-    return tokens.segments.spread(torch.exp(tokens.segments.mean(log_ratios, tokens.mask)))
+    return tokens.segments.to_tokens(torch.exp(tokens.segments.mean(log_ratios, tokens.mask)))

@@ -32,7 +32,9 @@ class Decision(enum.Enum):
     """No sample has a reward."""
 
 
-def keep(section: FilterSection, rewards: Sequence[np.ndarray], *, tolerance: float = 1e-6) -> list[Decision]:
+def decide(
+    section: FilterSection, rewards: Sequence[np.ndarray], *, tolerance: float = 1e-6
+) -> list[Decision]:
     """Decide each group from its raw rewards [G] (any sizes; NaN marks samples without a reward).
 
     Spread is max - min, compared with section.min_reward_range plus `tolerance` times the largest absolute
@@ -61,7 +63,7 @@ def _decide(section: FilterSection, rewards: np.ndarray, tolerance: float) -> De
 
 
 @dataclasses.dataclass
-class Account:
+class DecisionCounts:
     """Groups by decision and domain over a step (or a run); every rate is groups over groups."""
 
     counts: Counter[tuple[str, Decision]] = dataclasses.field(default_factory=Counter)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrl.algorithms.own_function import own_function, tried
+from mrl.algorithms.own_function import require_trial_passes, user_function
 from mrl.algorithms.tokens import MAX_LOG_RATIO, Packed, Segments
 from mrl.config.sections import policy_loss as sections
 from mrl.config.sections.algorithm import AggregationSection
@@ -49,12 +49,12 @@ class Tokens(Packed):
     def sequence_log_ratio(self) -> Tensor:
         """Return the [N] sum of log rho over the token's sequence, without gradient."""
         log_ratio = (self.logprobs - self.old_logprobs).detach()
-        return self.segments.spread(self.segments.sum(log_ratio))
+        return self.segments.to_tokens(self.segments.sum(log_ratio))
 
     def sequence_length(self) -> Tensor:
         """Return [N] |y| of the token's sequence, at least 1."""
         lengths = self.segments.sum(self.mask.to(self.logprobs.dtype))
-        return self.segments.spread(lengths.clamp(min=1))
+        return self.segments.to_tokens(lengths.clamp(min=1))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ _WITH, _WITHOUT = "corrected_squares", "uncorrected_squares"
 def loss_of(section: sections.LossSection) -> Loss:
     """Return the configured loss; raise ConfigError if a user-defined one cannot be imported or called."""
     if isinstance(section, sections.CustomLoss):
-        return own_function(section.function, section.options, setting=_FUNCTION, takes=["tokens"])
+        return user_function(section.function, section.options, setting=_FUNCTION, takes=["tokens"])
     return functools.partial(LOSSES[type(section)], section=section)
 
 
@@ -159,7 +159,7 @@ def try_loss(section: sections.LossSection) -> None:
     """
     if isinstance(section, sections.CustomLoss):
         loss, tokens = loss_of(section), _made_up()
-        tried(section.function, lambda: _fault(loss(tokens), tokens), setting=_FUNCTION)
+        require_trial_passes(section.function, lambda: _fault(loss(tokens), tokens), setting=_FUNCTION)
 
 
 def _made_up() -> Tokens:

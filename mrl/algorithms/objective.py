@@ -167,7 +167,7 @@ class Objective:
             return 0.0, {}
         if divergence is None:
             raise ValueError("divergence: missing, but algorithm.distillation needs it from the teachers")
-        taught = tokens.segments.spread(tokens.segments.values[TEACHER]) >= 0
+        taught = tokens.segments.to_tokens(tokens.segments.values[TEACHER]) >= 0
         term = section.coefficient * aggregate(divergence, tokens, self._config.aggregation)
         mean = tokens.token_mean(divergence) * (
             tokens.num_tokens / max(1.0, denominators["num_taught_tokens"])

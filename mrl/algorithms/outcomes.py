@@ -152,7 +152,7 @@ def shape_by_domain(
     }
 
 
-def truncated_away(config: AlgorithmSection, outcomes: Outcomes) -> np.ndarray:
+def masked_truncated(config: AlgorithmSection, outcomes: Outcomes) -> np.ndarray:
     """Return [B] bool: truncated samples whose domain masks them."""
     masks = [config.shaping_by_domain.get(d, config.shaping).mask_truncated for d in outcomes.domains]
     return outcomes.truncated & np.array(masks, dtype=np.bool_)

@@ -15,7 +15,7 @@ from mrl.errors import ConfigError
 from mrl.own_code import find_callable
 
 
-def own_function(
+def user_function(
     path: str, options: Mapping[str, Any], *, setting: str, takes: Sequence[str]
 ) -> Callable[..., Any]:
     """Return the function with its options bound. Raise ConfigError if it cannot be imported, or called with
@@ -33,7 +33,7 @@ def own_function(
     return functools.partial(function, **options)
 
 
-def tried(path: str, call: Callable[[], str], *, setting: str) -> None:
+def require_trial_passes(path: str, call: Callable[[], str], *, setting: str) -> None:
     """Raise ConfigError if the call raises or returns a text, which is the fault in its result."""
     try:
         fault = call()

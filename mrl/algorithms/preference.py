@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from mrl.algorithms.own_function import own_function, tried
+from mrl.algorithms.own_function import require_trial_passes, user_function
 from mrl.algorithms.tokens import Segments, checked
 from mrl.config.sections.tune import ObjectiveSection
 
@@ -126,7 +126,7 @@ def pair_loss_of(section: ObjectiveSection) -> PairLoss:
     if section.function is None:
         return PAIR_LOSSES[section.name]
     takes = ["section", "chosen", "rejected"]
-    return own_function(section.function, section.options, setting=_FUNCTION, takes=takes)
+    return user_function(section.function, section.options, setting=_FUNCTION, takes=takes)
 
 
 def try_pair_loss(section: ObjectiveSection) -> None:
@@ -136,7 +136,7 @@ def try_pair_loss(section: ObjectiveSection) -> None:
     """
     if section.function is not None:
         loss = pair_loss_of(section)
-        tried(section.function, lambda: _fault(loss, section), setting=_FUNCTION)
+        require_trial_passes(section.function, lambda: _fault(loss, section), setting=_FUNCTION)
 
 
 def _fault(loss: PairLoss, section: ObjectiveSection) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor
 from mrl.algorithms import kl
 from mrl.algorithms.advantages import OUTCOME_ESTIMATORS, TOLERANCE, Rollouts, estimate_advantages, whiten
 from mrl.algorithms.groups import Groups
-from mrl.algorithms.outcomes import Outcomes, policy_lengths, shape_by_domain, truncated_away
+from mrl.algorithms.outcomes import Outcomes, masked_truncated, policy_lengths, shape_by_domain
 from mrl.algorithms.reward_rows import AdvantageRows
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.samples import Group, TrainBatch
@@ -51,23 +51,23 @@ def shape_and_estimate(
     advantages, returns = estimate_advantages(config.estimator, rollouts)
     metrics |= kl_metrics | _degenerate(work, rollouts.groups, shaped)
     advantages, advantage_metrics = _finish(config, work, advantages)
-    masked = torch.from_numpy(truncated_away(config, outcomes))
+    masked = torch.from_numpy(masked_truncated(config, outcomes))
     metrics |= advantage_metrics | {"reward/masked_truncated": float((masked & work.has_reward).sum())}
-    remaining = work.rows.mask & ~work.rows.segments.spread(masked)
-    trained = batch.loss_mask if remaining.all() else batch.loss_mask & work.rows.on_tokens(remaining)
+    remaining = work.rows.mask & ~work.rows.segments.to_tokens(masked)
+    trained = batch.loss_mask if remaining.all() else batch.loss_mask & work.rows.to_tokens(remaining)
     arrays = {"advantages": advantages} | ({"returns": returns} if config.needs_values else {})
     if config.loss.name == "custom":
         rewards = torch.nan_to_num(torch.from_numpy(outcomes.rewards))
-        arrays["scores"] = work.rows.segments.spread(rewards)
+        arrays["scores"] = work.rows.segments.to_tokens(rewards)
     spread = {name: _on_trained(work.rows, values, trained) for name, values in arrays.items()}
-    if config.distillation is not None and config.distillation.alone:
+    if config.distillation is not None and config.distillation.teachers_only:
         spread["advantages"] = np.zeros_like(spread["advantages"])
     return dataclasses.replace(batch, loss_mask=trained).with_arrays(**spread), metrics
 
 
 def _on_trained(rows: AdvantageRows, values: Tensor, trained: np.ndarray) -> np.ndarray:
     """Spread [K] values to the batch's tokens as [N] float32, 0 on untrained tokens."""
-    spread = rows.on_tokens(values.to(torch.float32, copy=True))
+    spread = rows.to_tokens(values.to(torch.float32, copy=True))
     np.copyto(spread, 0, where=~trained)
     return spread
 

@@ -34,7 +34,7 @@ class AdvantageRows:
         """Build one row per token; `has_reward` [B] bool."""
         segments = Segments.of(batch.lengths())
         mask = torch.from_numpy(batch.loss_mask.astype(np.bool_))
-        mask &= segments.spread(torch.from_numpy(has_reward))
+        mask &= segments.to_tokens(torch.from_numpy(has_reward))
         return cls(mask, mask.double(), segments, batch)
 
     @classmethod
@@ -44,7 +44,7 @@ class AdvantageRows:
         mask = torch.from_numpy((lengths > 0) & has_reward)
         return cls(mask, torch.from_numpy(lengths), Segments.of(np.ones(len(lengths), np.int64)), batch)
 
-    def on_tokens(self, values: Tensor) -> np.ndarray:
+    def to_tokens(self, values: Tensor) -> np.ndarray:
         """Spread [K] to [N] in the dtype of the values: a sample's only row to all its tokens."""
         if len(values) == self.batch.num_tokens:
             return values.numpy()

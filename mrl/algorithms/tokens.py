@@ -52,7 +52,7 @@ class Segments:
         """Sum per sequence, [N] to [B]."""
         return values.new_zeros(self.count).index_add(0, self.ids, values)
 
-    def spread(self, values: Tensor) -> Tensor:
+    def to_tokens(self, values: Tensor) -> Tensor:
         """Give each token its sequence's value, [B] to [N]."""
         return values[self.ids]
 

@@ -14,7 +14,7 @@ import dataclasses
 
 from mrl.config.sections.training import TrainingSection
 from mrl.models.delta_net import CHUNK, delta_net
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 from mrl.models.hf_config import field, head_dim
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
 from mrl.resharding.planner.manifest import DTYPE_BYTES
@@ -38,7 +38,7 @@ class Activations:
 class Counter:
     """Counter of the bytes of each layer part, for one micro-batch of `tokens` tokens on one rank."""
 
-    facts: Facts
+    facts: ModelSize
     layout: Layout
     element: int
     tokens: int
@@ -159,7 +159,7 @@ class Counter:
 
 
 def activations(
-    facts: Facts,
+    facts: ModelSize,
     training: TrainingSection,
     layout: Layout,
     *,
@@ -169,7 +169,7 @@ def activations(
     fused: bool = True,
 ) -> Activations:
     """Return the activations of a stage for micro-batches of `tokens` tokens."""
-    fused_swiglu = fused and training.spec != "local" and not facts.family.own_attention
+    fused_swiglu = fused and training.spec != "local" and not facts.family.needs_own_attention
     count = Counter(facts, layout, DTYPE_BYTES[training.dtype], tokens, fused, fused_swiglu)
     numbers = [n for chunk in chunk_layers(facts.num_layers, layout, stage) for n in chunk]
     parts = [count.layer(number) for number in numbers]
@@ -205,7 +205,7 @@ def in_flight(layout: Layout, stage: int, num_microbatches: int) -> float:
 
 
 def head_bytes(
-    facts: Facts, training: TrainingSection, layout: Layout, tokens: int, *, backward: bool = True
+    facts: ModelSize, training: TrainingSection, layout: Layout, tokens: int, *, backward: bool = True
 ) -> int:
     """Return the bytes of log-probs: two float32 chunks of logits, and in a backward pass two more gradients.
 

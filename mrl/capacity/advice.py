@@ -14,7 +14,7 @@ from mrl.config.run_warnings import warnings_of
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.quantised import cut_inside_blocks
 from mrl.resharding.planner.trainer_manifests import trainer_rank_manifests
-from mrl.rollout.part import on_each_node
+from mrl.rollout.part import slots_per_node
 
 FULL_SHARE = 0.08
 """Free share of the device below which an event is called tight."""
@@ -142,7 +142,7 @@ def layout_warnings(estimate: Estimate) -> list[str]:
 def engine_warnings(estimate: Estimate) -> list[str]:
     """Return a warning if an engine's tp ranks span nodes, with what then crosses the network."""
     facts, tp = estimate.facts, estimate.config.rollout.tp
-    most = max(map(len, on_each_node(estimate.config, estimate.nodes)))
+    most = max(map(len, slots_per_node(estimate.config, estimate.nodes)))
     if most == 1:
         return []
     remedy = "; rollout.dp over the nodes keeps them inside one" * bool(facts.num_experts)

@@ -10,7 +10,12 @@ from functools import cached_property
 from mrl.capacity import requirements
 from mrl.capacity.activations import activations, head_bytes
 from mrl.capacity.hardware import Hardware
-from mrl.capacity.host_memory import host_moments, num_earlier_weights, object_store_bytes, pool_bytes
+from mrl.capacity.host_memory import (
+    host_moments,
+    num_earlier_weights,
+    object_store_bytes,
+    rollout_buffer_bytes,
+)
 from mrl.capacity.judge_memory import judge_bytes
 from mrl.capacity.memory_timeline import Event, SlotMemory, timeline, timeline_of_pools
 from mrl.capacity.model_facts import critic_facts, find_facts
@@ -27,7 +32,13 @@ from mrl.capacity.step_time import (
     work_of,
 )
 from mrl.capacity.traffic import Traffic, traffic
-from mrl.capacity.training_memory import GRADIENT_BYTES, RankMemory, StageMemory, lessons_bytes, stage_memory
+from mrl.capacity.training_memory import (
+    GRADIENT_BYTES,
+    RankMemory,
+    StageMemory,
+    stage_memory,
+    teacher_target_bytes,
+)
 from mrl.config.root import Config
 from mrl.models.adapters import num_elements
 from mrl.resharding.planner.manifest import DTYPE_BYTES
@@ -124,7 +135,7 @@ class Estimate:
             critic=rank.critic.total,
             activations=rank.activations.kept,
             working=rank.activations.working,
-            lessons=lessons_bytes(self.config, self.facts, self.work),
+            teacher_targets=teacher_target_bytes(self.config, self.facts, self.work),
             log_prob_working=head_bytes(facts, self.config.training, self.layout, tokens, backward=False),
             engine_weights=self.engine.weights + self.engine.derived,
             engine_working=self.engine.working,
@@ -149,7 +160,7 @@ class Estimate:
         return host_moments(
             memory=self.hardware.host_memory_bytes,
             store=self.object_store_bytes,
-            pool=pool_bytes(self.config),
+            pool=rollout_buffer_bytes(self.config),
             offloaded=((slot.weights + slot.optimizer + slot.critic) * self.offloads + self.resting_bytes)
             * ranks,
             reference=slot.weights * num_earlier_weights(self.config) * ranks,
@@ -223,7 +234,7 @@ class Estimate:
     def resting_bytes(self) -> int:
         """Off-loaded optimizer state of the fullest rank in host memory, of policy and critic."""
         rank = self.stages[self.fullest_stage]
-        return rank.policy.resting + rank.critic.resting
+        return rank.policy.offloaded + rank.critic.offloaded
 
     @property
     def sync_seconds(self) -> float:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from mrl.capacity.memory_timeline import Event
 from mrl.capacity.step_time import Work
 from mrl.config.root import Config
-from mrl.models.facts import Facts
-from mrl.pool.room import most_bytes
+from mrl.models.facts import ModelSize
+from mrl.pool.room import max_buffer_bytes
 
 TOKEN_BYTES = 4 + 1 + 8 * 4
 """Bytes per token of a distributed batch: tokens, mask, and at most eight arrays of samples.TrainBatch."""
@@ -20,7 +20,7 @@ RESULT_BYTES = 3 * 4
 """Bytes per token that a pass returns: log-probs, entropies, router margins."""
 
 
-def object_store_bytes(config: Config, facts: Facts, work: Work, *, slots_per_node: int) -> int:
+def object_store_bytes(config: Config, facts: ModelSize, work: Work, *, slots_per_node: int) -> int:
     """Return the most bytes that one step of mean samples has in Ray's object store of the driver's node.
 
     That is a batch and the results of its passes; with routing.replay = engine also the routes of the node's
@@ -36,9 +36,9 @@ def object_store_bytes(config: Config, facts: Facts, work: Work, *, slots_per_no
     return int(batch + work.tokens * (generated + fetched) * numbers * (1 if facts.num_experts <= 256 else 2))
 
 
-def pool_bytes(config: Config) -> int:
+def rollout_buffer_bytes(config: Config) -> int:
     """Return the most bytes of judged groups in the driver's memory until their step."""
-    return most_bytes(config) if config.loop.schedule == "stream" else 0
+    return max_buffer_bytes(config) if config.loop.schedule == "stream" else 0
 
 
 def num_earlier_weights(config: Config) -> int:

@@ -25,7 +25,7 @@ class SlotMemory:
     """Weights, gradients and optimizer state of PPO's critic; 0 without one."""
     activations: int
     working: int
-    lessons: int
+    teacher_targets: int
     """Teacher targets of an update: hidden states and output layers."""
     log_prob_working: int
     """Bytes of passes without gradient, which keep no activations."""
@@ -71,7 +71,7 @@ def timeline(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: 
     trainer = {"trainer weights": memory.weights}
     state = {"gradients": memory.gradients, "optimizer": memory.optimizer, "critic": memory.critic}
     stays = {} if offloads else trainer | state
-    peak = {"activations": memory.activations, "working": memory.working, "teachers": memory.lessons}
+    peak = {"activations": memory.activations, "working": memory.working, "teachers": memory.teacher_targets}
     engine = {"rollout weights": memory.engine_weights}
     serving = {"KV cache": memory.kv_cache, "engine working": memory.engine_working}
     resident = {} if sleeps else engine | {"KV cache": memory.kv_cache}
@@ -103,7 +103,11 @@ def timeline_of_pools(memory: SlotMemory, hardware: Hardware) -> list[Event]:
         (
             "trainer slot, update",
             trainer
-            | {"activations": memory.activations, "working": memory.working, "teachers": memory.lessons},
+            | {
+                "activations": memory.activations,
+                "working": memory.working,
+                "teachers": memory.teacher_targets,
+            },
         ),
         ("trainer slot, sync", trainer),
         ("engine slot, generate", engine | {"engine working": memory.engine_working}),

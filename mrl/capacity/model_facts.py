@@ -11,19 +11,19 @@ from mrl.config.sections.model import ModelSection
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 from mrl.models.hf_config import language_model
-from mrl.models.tensors import BLOCK, Row
+from mrl.models.tensors import BLOCK, ParameterRows
 from mrl.prepare.new_model import hf_config
 from mrl.resharding.planner.quantised import quantises
 
 
-def row_elements(row: Row) -> int:
+def row_elements(row: ParameterRows) -> int:
     """Return the elements of an unsplit row, without padding."""
     return sum(s.rows for block in row.blocks for s in block) * math.prod(row.trailing)
 
 
-def row_bytes(row: Row, element: int, rollout: RolloutSection) -> int:
+def row_bytes(row: ParameterRows, element: int, rollout: RolloutSection) -> int:
     """Return the bytes of an unsplit row in engines; `element` is the size of an unquantised element."""
     count = row_elements(row)
     if rollout.quantization == "none" or not quantises(row.blocks[0][0].tensor):
@@ -31,7 +31,7 @@ def row_bytes(row: Row, element: int, rollout: RolloutSection) -> int:
     return count + -(-count // BLOCK**2) * 4
 
 
-def find_facts(model: ModelSection) -> Facts:
+def find_facts(model: ModelSection) -> ModelSize:
     """Read the model's config.json from its folder, `model.new` or configs/models; else raise ConfigError."""
     config_json = Path(model.path) / "config.json"
     name = Path("models", Path(model.path).name, "config.json")
@@ -39,7 +39,7 @@ def find_facts(model: ModelSection) -> Facts:
         return _read(config_json, str(config_json))
     if model.new is not None:
         made = hf_config(model.new, vocab_size=model.new.vocab_size, max_length=model.max_length)
-        return Facts(language_model(made), "model.new (vocabulary at its largest)")
+        return ModelSize(language_model(made), "model.new (vocabulary at its largest)")
     if (CONFIGS / name).is_file():
         return _read(CONFIGS / name, f"configs/{name}")
     known = sorted(path.parent.name for path in (CONFIGS / "models").glob("*/config.json"))
@@ -49,15 +49,15 @@ def find_facts(model: ModelSection) -> Facts:
     )
 
 
-def critic_facts(config: Config, policy: Facts) -> Facts:
+def critic_facts(config: Config, policy: ModelSize) -> ModelSize:
     """Return the facts of the critic's model: the policy's unless it starts from another folder."""
     if config.critic is None or not config.critic.path:
         return policy
     return find_facts(ModelSection(path=config.critic.path, max_length=config.model.max_length))
 
 
-def _read(path: Path, origin: str) -> Facts:
+def _read(path: Path, origin: str) -> ModelSize:
     try:
-        return Facts(language_model(json.loads(path.read_text(encoding="utf-8"))), origin)
+        return ModelSize(language_model(json.loads(path.read_text(encoding="utf-8"))), origin)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error

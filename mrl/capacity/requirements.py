@@ -14,12 +14,12 @@ from mrl.cpu import vllm_limits
 from mrl.errors import ConfigError
 from mrl.models.adapters import adapters
 from mrl.models.engine_rows import Shard
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 from mrl.models.families import family_of, require_trainable
 from mrl.models.layout import Layout
 from mrl.models.rope import kind, max_positions
 from mrl.rollout import engine_routes, passthrough_args, quantised
-from mrl.rollout.part import Part, on_each_node
+from mrl.rollout.part import EngineProcess, slots_per_node
 
 
 def unmet(
@@ -42,7 +42,7 @@ def unmet(
     of_engines: list[Callable[[], list[str]]] = [
         lambda: prompts_and_responses(config),
         lambda: check_replay(config, hf, gpus=gpus),
-        lambda: messages(config) if gpus else [],
+        lambda: nccl_sharing(config) if gpus else [],
         lambda: engines_over_nodes(config, nodes),
         lambda: passthrough_args.argument_faults(config.rollout.engine_args),
         lambda: _errors_of(lambda: quantised.require_whole_blocks(hf, config.rollout)),
@@ -78,7 +78,7 @@ def prompts_and_responses(config: Config) -> list[str]:
 
 def layers(config: Config, hf: dict[str, Any]) -> list[str]:
     """Return an error if Transformer Engine's layers do not support the model's attention."""
-    if config.training.spec != "transformer_engine" or not family_of(hf).own_attention:
+    if config.training.spec != "transformer_engine" or not family_of(hf).needs_own_attention:
         return []
     return [
         "training.spec = transformer_engine: only our own layers implement the attention of "
@@ -89,14 +89,14 @@ def layers(config: Config, hf: dict[str, Any]) -> list[str]:
 def check_replay(config: Config, hf: dict[str, Any], *, gpus: bool) -> list[str]:
     """Return an error if there are no routes to replay, or engines cannot record them."""
     replay, deterministic = config.routing.replay, config.loop.deterministic
-    if replay != "off" and not Facts(hf, "").num_experts:
+    if replay != "off" and not ModelSize(hf, "").num_experts:
         return [f"routing.replay = {replay}: the model has no experts to choose from; set it to off"]
     if replay != "engine" or not gpus:
         return []
     return _errors_of(lambda: engine_routes.require_prefix_cache(config.rollout, deterministic=deterministic))
 
 
-def messages(config: Config) -> list[str]:
+def nccl_sharing(config: Config) -> list[str]:
     """Return an error if NCCL would have to connect two processes on one GPU, which it refuses ("Duplicate
     GPU detected", ncclInvalidUsage in NCCL's src/init.cc)."""
     if config.launch.engine_slots or config.sync.transport != "distributed":
@@ -134,7 +134,7 @@ def reward_engines(config: Config, *, gpus: int, joins: bool) -> list[str]:
 
 def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
     """Return an error for each part of the model that training.layout or rollout.tp cannot split."""
-    facts, layout, rollout = Facts(hf, ""), config.training.layout, config.rollout
+    facts, layout, rollout = ModelSize(hf, ""), config.training.layout, config.rollout
     splits = [
         (facts.num_heads, layout.tp, "attention heads", "training.layout.tp"),
         (facts.num_heads, rollout.tp, "attention heads", "rollout.tp"),
@@ -177,9 +177,9 @@ def engines_over_nodes(config: Config, nodes: Sequence[int]) -> list[str]:
     rollout, slots = config.rollout, config.engine_slots
     after = f" and the {slots[0]} slots of the trainer before them" * bool(slots[0])
     remedy = f"choose a rollout.tp that divides the slots of a node{after}, or a multiple of them"
-    shares = on_each_node(config, nodes)
+    shares = slots_per_node(config, nodes)
     for number, share in enumerate(shares):
-        part = Part.of(number, dp=rollout.dp)
+        part = EngineProcess.of(number, dp=rollout.dp)
         if len(set(share)) > 1:
             own_nodes = sorted({nodes[slot] for slot in slots[number * rollout.tp :][: rollout.tp]})
             return [
@@ -214,7 +214,7 @@ def layout_errors(hf: dict[str, Any], layout: Layout, *, lora: LoraSection | Non
     """Return the errors of the family's name table, which decides on a trainer's layout, for the first rank
     of each stage: the others have equal shares of the same tensors."""
     family = family_of(hf)
-    stages = [place for place in layout.places() if place.tp == place.cp == place.dp == 0]
+    stages = [place for place in layout.all_coordinates() if place.tp == place.cp == place.dp == 0]
 
     def ask() -> None:
         for place in stages:

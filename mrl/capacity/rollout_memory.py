@@ -13,7 +13,7 @@ from mrl.capacity.model_facts import row_elements
 from mrl.config.sections.rollout import RolloutSection
 from mrl.models.delta_net import delta_net
 from mrl.models.engine_rows import Shard
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 from mrl.resharding.planner import quantised
 from mrl.resharding.planner.manifest import DTYPE_BYTES, RankManifest
 
@@ -39,7 +39,7 @@ class EngineMemory:
         return max(0, self.kv_cache - self.states) // self.kv_bytes_per_token
 
 
-def engine_memory(facts: Facts, rollout: RolloutSection, hardware: Hardware) -> EngineMemory:
+def engine_memory(facts: ModelSize, rollout: RolloutSection, hardware: Hardware) -> EngineMemory:
     """Return the memory of rank 0, which needs at least as much as any other."""
     element, tp = DTYPE_BYTES[rollout.dtype], rollout.tp
     shard = Shard(tp, 0, ep=rollout.ep)
@@ -60,7 +60,7 @@ def engine_memory(facts: Facts, rollout: RolloutSection, hardware: Hardware) -> 
     )
 
 
-def _kv_bytes(facts: Facts, rollout: RolloutSection) -> int:
+def _kv_bytes(facts: ModelSize, rollout: RolloutSection) -> int:
     per_layer = facts.kv_elements_per_token
     if not facts.latent_attention:
         heads = max(1, facts.kv_heads // rollout.tp)
@@ -68,7 +68,7 @@ def _kv_bytes(facts: Facts, rollout: RolloutSection) -> int:
     return per_layer * facts.attention_layers * DTYPE_BYTES[rollout.dtype]
 
 
-def _state_bytes(facts: Facts, rollout: RolloutSection) -> int:
+def _state_bytes(facts: ModelSize, rollout: RolloutSection) -> int:
     """Return the bytes of the delta nets' states (float32 at most) and last convolution inputs."""
     if not facts.delta_nets:
         return 0
@@ -77,7 +77,7 @@ def _state_bytes(facts: Facts, rollout: RolloutSection) -> int:
     return rollout.max_num_seqs * facts.delta_nets * (4 * net.state_elements + last) // rollout.tp
 
 
-def _working_bytes(facts: Facts, rollout: RolloutSection) -> int:
+def _working_bytes(facts: ModelSize, rollout: RolloutSection) -> int:
     """Return the bytes of the largest batch's activations and two arrays of its sequences' logits. Experts
     see the tokens of all dp ranks (vLLM's default exchange gathers them)."""
     inner = facts.expert_inner * facts.top_k

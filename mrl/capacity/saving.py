@@ -15,7 +15,7 @@ from mrl.capacity.hardware import Hardware
 from mrl.capacity.training_memory import StageMemory
 from mrl.config.root import Config
 from mrl.config.sections.export import MAX_SHARD_BYTES
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
 STATES = 3 * 4
@@ -66,7 +66,7 @@ def saving(config: Config, hardware: Hardware, models: list[tuple[int, list[Stag
     )
 
 
-def exporting(config: Config, hardware: Hardware, facts: Facts) -> Exporting:
+def exporting(config: Config, hardware: Hardware, facts: ModelSize) -> Exporting:
     """Return the export of the policy's weights in training.dtype."""
     element = DTYPE_BYTES[config.training.dtype]
     size = facts.parameters_total * element

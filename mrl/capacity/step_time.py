@@ -16,10 +16,10 @@ from mrl.capacity.rollout_memory import EngineMemory
 from mrl.config.root import Config
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.training import TrainingSection
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 from mrl.models.layout import Layout
 
-CallOfReference = Literal["none", "apart", "pass", "update"]
+ReferencePass = Literal["none", "apart", "pass", "update"]
 """Call that contains the reference's pass: its own, that for old log-probs, or the update's."""
 
 
@@ -37,7 +37,7 @@ class Work:
     """Passes without gradient over all tokens before the updates: old log-probs, reference, values."""
     passes_in_updates: int
     """Passes without gradient in the updates' calls: the reference's in an only update, the teachers'."""
-    reference: CallOfReference
+    reference: ReferencePass
     epochs: int
     """Passes with gradient over all tokens, including the critic's."""
     updates: int
@@ -77,7 +77,7 @@ def work_of(config: Config, hardware: Hardware) -> Work:
     )
 
 
-def _call_of_reference(config: Config) -> CallOfReference:
+def _call_of_reference(config: Config) -> ReferencePass:
     if not config.algorithm.needs_reference:
         return "none"
     if config.routing.replay == "trainer":
@@ -110,7 +110,7 @@ class Generation:
 
 
 def generation(
-    facts: Facts, hardware: Hardware, work: Work, config: Config, engine: EngineMemory
+    facts: ModelSize, hardware: Hardware, work: Work, config: Config, engine: EngineMemory
 ) -> Generation:
     """Return the share of the engine, or the dp rank, with the most samples."""
     rollout = config.rollout
@@ -126,7 +126,7 @@ def generation(
 
 
 def _decode_step(
-    facts: Facts,
+    facts: ModelSize,
     hardware: Hardware,
     work: Work,
     rollout: RolloutSection,
@@ -144,7 +144,7 @@ def _decode_step(
     )
 
 
-def _weights_read(facts: Facts, rank_weights: int, rollout: RolloutSection, sequences: int) -> float:
+def _weights_read(facts: ModelSize, rank_weights: int, rollout: RolloutSection, sequences: int) -> float:
     """Return the bytes of weights that one decode step reads, of experts only those chosen (evenly)."""
     if not facts.num_experts:
         return rank_weights
@@ -168,7 +168,7 @@ class TrainingTime:
 
 
 def training_time(
-    facts: Facts,
+    facts: ModelSize,
     hardware: Hardware,
     work: Work,
     layout: Layout,
@@ -186,7 +186,7 @@ def training_time(
     """
     bubble = (layout.pp - 1) / (layout.vpp * num_microbatches + layout.pp - 1)
     efficiency = hardware.training_efficiency
-    if hardware.kind == "gpu" and (training.spec == "local" or facts.family.own_attention):
+    if hardware.kind == "gpu" and (training.spec == "local" or facts.family.needs_own_attention):
         efficiency *= hardware.local_efficiency
     full_rate = layout.world_size * hardware.peak_flops * efficiency
     rate = full_rate * (1 - bubble)

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.model_facts import row_bytes
 from mrl.config.sections.rollout import RolloutSection
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 from mrl.models.layout import Layout, chunk_layers
-from mrl.models.tensors import Row
+from mrl.models.tensors import ParameterRows
 from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 from mrl.resharding.planner.plan import Plan, build_plan
@@ -96,7 +96,7 @@ class _Holders:
 
 
 def traffic(
-    facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int, own_slots: int = 0
+    facts: ModelSize, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int, own_slots: int = 0
 ) -> Traffic:
     """Return the bytes of one full weight sync in the engine's dtype; `own_slots`: slots for engines only."""
     if not facts.latent_attention and layout.tp > facts.kv_heads:
@@ -126,7 +126,7 @@ def traffic(
 
 
 def planned_traffic(
-    facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int, own_slots: int = 0
+    facts: ModelSize, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int, own_slots: int = 0
 ) -> Traffic:
     """Return the same bytes from the plan itself: exact for every layout, slow for hundreds of slots."""
     world = layout.world_size
@@ -137,7 +137,7 @@ def planned_traffic(
     )
     shared = Topology.shared(world, slots_per_node=gpus_per_node)
     nodes = [slot // gpus_per_node for slot in range(world + own_slots)]
-    apart = Topology.apart(nodes, num_trainers=world)
+    apart = Topology.separate_pools(nodes, num_trainers=world)
     wide = engine_manifests.engine_rank_manifests(facts.hf, engine, dtype=rollout.dtype)
     plan = build_plan(
         trainer_manifests.trainer_rank_manifests(facts.hf, layout, dtype=rollout.dtype),
@@ -163,7 +163,7 @@ def _off_rail(plan: Plan) -> int:
 
 
 def _demands(
-    facts: Facts, rollout: RolloutSection, layout: Layout, stages: list[dict[str, int]], index: int
+    facts: ModelSize, rollout: RolloutSection, layout: Layout, stages: list[dict[str, int]], index: int
 ) -> Iterator[Demand]:
     """Yield what rank `index` of an engine takes, stage by stage; sizes are exact: every split divides."""
     tp, rank = rollout.tp, index % rollout.tp
@@ -204,7 +204,7 @@ def _overlap(total: int, index: int, parts: int, other: int, others: int) -> int
     return total * max(0, high - low) // (parts * others)
 
 
-def _stage_bytes(facts: Facts, rollout: RolloutSection, layout: Layout, stage: int) -> dict[str, int]:
+def _stage_bytes(facts: ModelSize, rollout: RolloutSection, layout: Layout, stage: int) -> dict[str, int]:
     """Return the bytes of a stage by how both sides split them.
 
     all: replicated on both; gathered: split in the trainer, whole in the engine; split: over tp on both;
@@ -225,7 +225,7 @@ def _stage_bytes(facts: Facts, rollout: RolloutSection, layout: Layout, stage: i
     return sizes
 
 
-def _add_row(sizes: dict[str, int], row: Row, facts: Facts, size: int) -> None:
+def _add_row(sizes: dict[str, int], row: ParameterRows, facts: ModelSize, size: int) -> None:
     if ".experts." in row.name:
         sizes["experts"] += size
     elif row.name.endswith("_down_proj.weight"):

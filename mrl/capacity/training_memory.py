@@ -24,8 +24,8 @@ from mrl.capacity.step_time import Work
 from mrl.config.root import Config
 from mrl.config.sections.training import PIECE_BYTES, TrainingSection
 from mrl.models.adapters import adapters
-from mrl.models.facts import Facts
-from mrl.models.layout import Layout, Place
+from mrl.models.facts import ModelSize
+from mrl.models.layout import Layout, RankCoordinates
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
@@ -44,7 +44,7 @@ class StageMemory:
     gradients: int
     optimizer: int
     """Optimizer state on the device: what stays there, and one off-loaded piece at a time."""
-    resting: int
+    offloaded: int
     """Optimizer state in host memory (optimizer.offload_fraction)."""
 
     @property
@@ -67,7 +67,9 @@ class RankMemory:
         return self.policy.total + self.critic.total + self.activations.kept + self.activations.working
 
 
-def stage_memory(facts: Facts, training: TrainingSection, *, value_head: bool = False) -> list[StageMemory]:
+def stage_memory(
+    facts: ModelSize, training: TrainingSection, *, value_head: bool = False
+) -> list[StageMemory]:
     """Return the memory of the first rank of each stage; others of a stage differ only by padding.
 
     `value_head`: the model is a critic, with one number per hidden state, whole on every rank, instead of the
@@ -82,9 +84,9 @@ def stage_memory(facts: Facts, training: TrainingSection, *, value_head: bool = 
 
 
 def _rank_memory(
-    facts: Facts, training: TrainingSection, layout: Layout, rank: int, *, value_head: bool
+    facts: ModelSize, training: TrainingSection, layout: Layout, rank: int, *, value_head: bool
 ) -> StageMemory:
-    place, lora = layout.place(rank), None if value_head else training.lora
+    place, lora = layout.coordinates(rank), None if value_head else training.lora
     table = facts.family.local_tensors(facts.hf, layout, place, dtype=training.dtype)
     if lora is not None:
         return _adapted_memory(facts, training, layout, place, table)
@@ -105,7 +107,11 @@ def _rank_memory(
 
 
 def _adapted_memory(
-    facts: Facts, training: TrainingSection, layout: Layout, place: Place, table: list[LocalTensor]
+    facts: ModelSize,
+    training: TrainingSection,
+    layout: Layout,
+    place: RankCoordinates,
+    table: list[LocalTensor],
 ) -> StageMemory:
     """Return the memory of frozen weights in separate buffers and adapters trained like weights."""
     assert training.lora is not None
@@ -125,12 +131,12 @@ def _adapted_memory(
         weights=frozen + trained.weights,
         gradients=trained.gradients + largest * element,
         optimizer=trained.optimizer,
-        resting=trained.resting,
+        offloaded=trained.offloaded,
     )
 
 
 def _trained_memory(
-    sizes: dict[tuple[int, bool], list[int]], training: TrainingSection, place: Place
+    sizes: dict[tuple[int, bool], list[int]], training: TrainingSection, place: RankCoordinates
 ) -> StageMemory:
     """Return the memory of trained parameters, given by (model chunk, in the experts' buffer or not)."""
     layout = training.layout.sizes()
@@ -153,7 +159,7 @@ def _trained_memory(
     return StageMemory(count, count, weights, gradients, on_device, resting)
 
 
-def lessons_bytes(config: Config, facts: Facts, work: Work) -> int:
+def teacher_target_bytes(config: Config, facts: ModelSize, work: Work) -> int:
     """Return the bytes of teacher targets on a rank of the last stage: a hidden state per token of an update,
     and each teacher's share of the output layer."""
     if config.algorithm.distillation is None:

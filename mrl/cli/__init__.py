@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     configs.add_training_to(commands)
     runs.add_to(commands)
-    configs.add_asking_to(commands)
+    configs.add_inspection_to(commands)
     return parser
 
 

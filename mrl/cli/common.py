@@ -65,7 +65,7 @@ def printable(text: str) -> str:
     return "\n".join("\t".join(map(plain, line.split("\t"))) for line in text.split("\n"))
 
 
-def print_answer(text: str) -> int:
+def print_result(text: str) -> int:
     """Print a result and return 0, also if the reader closes the pipe early (`mrl settings | head`)."""
     try:
         print(printable(text), flush=True)

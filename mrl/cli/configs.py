@@ -6,7 +6,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from mrl.cli.common import CONFIG_HELP, add_command, command_config, config_command, print_answer
+from mrl.cli.common import CONFIG_HELP, add_command, command_config, config_command, print_result
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ def add_training_to(commands) -> None:
     _data_command(commands)
 
 
-def add_asking_to(commands) -> None:
+def add_inspection_to(commands) -> None:
     """Add the commands that inspect or evaluate a configuration."""
     _eval_command(commands)
     config_command(
@@ -103,7 +103,7 @@ def _make(options: argparse.Namespace) -> int:
         "calculator": lambda: calculator_rows.write_calculator(out),
         "tokenizer": lambda: f"{out}: {tokenizer.write_bpe(files, out, vocab_size=size)} tokens",
     }
-    return print_answer(f"wrote {makers[options.what]()}")
+    return print_result(f"wrote {makers[options.what]()}")
 
 
 def _pairs(options: argparse.Namespace) -> int:
@@ -113,7 +113,7 @@ def _pairs(options: argparse.Namespace) -> int:
     from mrl.launch.commands.preferences import PreferenceOptions, make_preferences
 
     preferences = PreferenceOptions(Path(options.out), samples=options.samples, rows=options.rows)
-    return print_answer(make_preferences(command_config(options), preferences))
+    return print_result(make_preferences(command_config(options), preferences))
 
 
 def _data_command(commands) -> None:
@@ -126,7 +126,7 @@ def _data_command(commands) -> None:
 def _data(options: argparse.Namespace) -> int:
     from mrl.launch.commands.data import preview
 
-    return print_answer(preview(command_config(options), rows=max(0, options.rows)).text())
+    return print_result(preview(command_config(options), rows=max(0, options.rows)).text())
 
 
 def _eval_command(commands) -> None:
@@ -153,7 +153,7 @@ def _difficulty(options: argparse.Namespace) -> int:
     quiet()
     from mrl.launch.commands.difficulty import measure_difficulty
 
-    return print_answer(measure_difficulty(command_config(options)))
+    return print_result(measure_difficulty(command_config(options)))
 
 
 def _rewards_command(commands) -> None:
@@ -209,7 +209,7 @@ def _rewards(options: argparse.Namespace) -> int:
 
     with with_engines(command_config(options)) as config:
         text = verify_row(config, row=options.row, response=options.response, every_verifier=options.explain)
-    return print_answer(text)
+    return print_result(text)
 
 
 def _rewards_try(options: argparse.Namespace) -> int:
@@ -220,7 +220,7 @@ def _rewards_try(options: argparse.Namespace) -> int:
         report, is_good = try_rewards(
             config, num_rows=options.rows, deadline_seconds=options.deadline, right=options.right
         )
-    return print_answer(report) or int(not is_good)
+    return print_result(report) or int(not is_good)
 
 
 def _rewards_check(options: argparse.Namespace) -> int:
@@ -237,7 +237,7 @@ def _rewards_check(options: argparse.Namespace) -> int:
     )
     with with_engines(command_config(options)) as config:
         report, is_good = check_agreement(config, check_options)
-    return print_answer(report) or int(not is_good)
+    return print_result(report) or int(not is_good)
 
 
 def _plan_command(commands) -> None:
@@ -253,7 +253,7 @@ def _plan(options: argparse.Namespace) -> int:
     from mrl.capacity.report import capacity_report
 
     report = capacity_report(command_config(options), load_hardware(options.hardware))
-    return print_answer(report.table()) or int(not report.fits)
+    return print_result(report.table()) or int(not report.fits)
 
 
 def _settings_command(commands) -> None:
@@ -266,4 +266,4 @@ def _settings_command(commands) -> None:
 def _settings(options: argparse.Namespace) -> int:
     from mrl.config.describe import describe
 
-    return print_answer(describe(options.path))
+    return print_result(describe(options.path))

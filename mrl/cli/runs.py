@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mrl.cli.common import add_command, print_answer
+from mrl.cli.common import add_command, print_result
 from mrl.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ def _report(options: argparse.Namespace) -> int:
         out = Path(options.out or folders[0] / "report.html")
         write_report(folders, out, megabytes=options.megabytes, steps=_steps(options.steps))
         texts.append(f"wrote {out}; open it in a browser")
-    return print_answer("\n".join(texts))
+    return print_result("\n".join(texts))
 
 
 def _steps(words: str | None) -> tuple[int, int] | None:
@@ -69,7 +69,7 @@ def _audit(options: argparse.Namespace) -> int:
     from mrl.report.audit import audit, audit_text
 
     result = audit(Path(options.folder))
-    return print_answer(audit_text(result)) or int(not result.holds)
+    return print_result(audit_text(result)) or int(not result.passes)
 
 
 def _diagnose_command(commands) -> None:
@@ -89,7 +89,7 @@ def _diagnose(options: argparse.Namespace) -> int:
     diagnosis, notes = diagnose_folder(folder)
     page, out = markdown(folder.resolve().name, diagnosis, notes), folder / "diagnosis.md"
     replace_text(out, page)
-    return print_answer(f"{page}\nwrote {out}")
+    return print_result(f"{page}\nwrote {out}")
 
 
 def _samples_command(commands) -> None:
@@ -105,7 +105,7 @@ def _samples(options: argparse.Namespace) -> int:
     from mrl.report.transcripts import samples_text
 
     path = Path(options.path)
-    return print_answer(samples_text(path, step=options.step, kind=options.kind, limit=options.limit))
+    return print_result(samples_text(path, step=options.step, kind=options.kind, limit=options.limit))
 
 
 def _export_command(commands) -> None:

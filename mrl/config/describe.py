@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic_core import PydanticUndefined
 
-from mrl.config.other_names import answer, former
+from mrl.config.other_names import moving_hint, replacement_of
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 
@@ -47,16 +47,16 @@ def _hint(path: str) -> str:
     """Return a hint for an unknown path: the new name of a former section, the setting for another system's
     word, settings with the same last name, or the closest path."""
     section, name = path.partition(".")[0], path.rpartition(".")[2]
-    if replacement := former(Config, section):
+    if replacement := replacement_of(Config, section):
         return f"; {section} is {replacement}"
-    if hint := answer(path):
+    if hint := moving_hint(path):
         return hint
     paths = [setting.path for setting in settings()]
-    close = named(name) or difflib.get_close_matches(path, paths, n=1, cutoff=0.4)
+    close = settings_named(name) or difflib.get_close_matches(path, paths, n=1, cutoff=0.4)
     return f"; did you mean '{"' or '".join(close)}'?" if close else ""
 
 
-def named(name: str) -> list[str]:
+def settings_named(name: str) -> list[str]:
     """Return every setting with this last name, as written in a file.
 
     >>> named("old_logprobs")

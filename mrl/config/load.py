@@ -13,9 +13,9 @@ from typing import Any
 import pydantic
 import yaml
 
-from mrl.config.describe import named, section_at, settings
-from mrl.config.merge import SHOWN, Origins, merge
-from mrl.config.other_names import OTHERS_SECTIONS, answer, former
+from mrl.config.describe import section_at, settings, settings_named
+from mrl.config.merge import MAX_VALUE_CHARS, Origins, merge
+from mrl.config.other_names import OTHERS_SECTIONS, moving_hint, replacement_of
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.rewards.kinds.reward_section import RewardSection
@@ -111,7 +111,7 @@ def _without_removed(
         section, parts, key = _place(problem)
         path = ".".join([*parts, key])
         is_removed = (
-            section and key not in section.model_fields and former(section, key).startswith("removed")
+            section and key not in section.model_fields and replacement_of(section, key).startswith("removed")
         )
         if is_removed and _of_a_run(path, origins):
             del functools.reduce(_inside, parts, remaining)[key]
@@ -160,7 +160,7 @@ def _explain(problem: Any, origins: Origins) -> str:
     origin = _origin(path, origins) or (_origin(".".join(parts), origins) if key.isdigit() else "")
     if holder:
         old = repr(value) if setting in holder.model_fields else "the setting"
-        if replacement := former(holder, setting, _choice(value)):
+        if replacement := replacement_of(holder, setting, _choice(value)):
             return f"{path}: {old} is {replacement}{origin}"
     if problem["type"] == "extra_forbidden":
         return _unknown(path, value, section, origins)
@@ -186,9 +186,9 @@ def _unknown(path: str, value: Any, section: type[pydantic.BaseModel] | None, or
     """Return one line for an unknown key, or one per setting if the key is another system's section."""
     key = path.rpartition(".")[2]
     is_typo = difflib.get_close_matches(key, section.model_fields if section else (), n=1, cutoff=0.85)
-    hints = {} if is_typo else {leaf: answer(leaf) or _same_end(leaf) for leaf in _leaves(path, value)}
+    hints = {} if is_typo else {leaf: moving_hint(leaf) or _same_end(leaf) for leaf in _leaves(path, value)}
     if not any(hints.values()) and key not in OTHERS_SECTIONS:
-        hints = {path: answer(path) or _nearest(key, section, path)}
+        hints = {path: moving_hint(path) or _nearest(key, section, path)}
     moving_page = "; docs/moving.md maps other systems' names to ours"
     return "\n".join(
         f"{leaf}: unknown key{_origin(leaf, origins)}{hint or moving_page}" for leaf, hint in hints.items()
@@ -221,7 +221,7 @@ def _shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # more digits than Python prints
         return "a number with thousands of digits"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}..."
 
 
 def _origin(path: str, origins: Origins) -> str:
@@ -238,7 +238,9 @@ def _source(path: str, origins: Origins) -> str:
 def _nearest(key: str, section: type[pydantic.BaseModel] | None, path: str) -> str:
     if section is None:
         return ""
-    others = [other for other in named(key) if other != path]  # the same path belongs to another choice
+    others = [
+        other for other in settings_named(key) if other != path
+    ]  # the same path belongs to another choice
     if 0 < len(others) <= MOST_PLACES:
         return f"; did you mean '{"' or '".join(others)}'?"
     names = list(section.model_fields)

@@ -21,7 +21,7 @@ Origins = dict[str, str]
 """Dotted path -> "file:line", "mapping N" or "command line"."""
 MOST_VALUES = 100_000
 """Most values in a file, with every reference expanded."""
-SHOWN = 400
+MAX_VALUE_CHARS = 400
 """Most characters of a value in an error."""
 
 
@@ -163,10 +163,12 @@ def _construct(node: yaml.Node, place: str) -> Any:
 def _parse_override(override: str) -> dict[str, Any]:
     name, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][\w]*(\.[A-Za-z_][\w]*)*", name):
-        raise ConfigError(f"'{override[:SHOWN]}' is neither a configuration file nor an override a.b.c=value")
-    node = _composed(text, f"the value in '{override[:SHOWN]}' is not readable")
-    value = None if node is None else _construct(node, f"the value in '{override[:SHOWN]}'")
-    tree: Any = _locate(value, f"command line ({override[:SHOWN]})")
+        raise ConfigError(
+            f"'{override[:MAX_VALUE_CHARS]}' is neither a configuration file nor an override a.b.c=value"
+        )
+    node = _composed(text, f"the value in '{override[:MAX_VALUE_CHARS]}' is not readable")
+    value = None if node is None else _construct(node, f"the value in '{override[:MAX_VALUE_CHARS]}'")
+    tree: Any = _locate(value, f"command line ({override[:MAX_VALUE_CHARS]})")
     for key in reversed(name.split(".")):
         tree = {key: tree}
     return tree

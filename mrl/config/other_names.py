@@ -55,14 +55,14 @@ def words_of_others() -> tuple[Mapping[str, str], Mapping[str, str]]:
     return {word: ", or ".join(dict.fromkeys(matches)) for word, matches in same.items()}, unsupported
 
 
-def former(section: type, key: str, value: object = None) -> str:
+def replacement_of(section: type, key: str, value: object = None) -> str:
     """Return what became of a former setting, or of a former value of one; empty if it never was one."""
     names = (key, f"{key}={value}") if isinstance(value, str) else (key,)
     replacements = (former_settings().get((section.__name__, name), "") for name in names)
     return next(filter(None, replacements), "")
 
 
-def answer(path: str) -> str:
+def moving_hint(path: str) -> str:
     """Return the hint of an error for a former metric or another system's name; empty if there is none.
 
     The longest end of the dotted path that is in the tables decides, else the path without its last name.
@@ -78,4 +78,4 @@ def answer(path: str) -> str:
             return f"; {word} is not supported: {unsupported[word]}"
         if word in same:
             return f"; did you mean {same[word]}?"
-    return answer(path.rpartition(".")[0]) if len(parts) > 1 else ""
+    return moving_hint(path.rpartition(".")[0]) if len(parts) > 1 else ""

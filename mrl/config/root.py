@@ -170,7 +170,7 @@ class Config(Section):
                 "loop.deterministic = true with loop.schedule = stream needs stream.max_age 0, sync_every 1 "
                 "and no algorithm.filter: otherwise an engine's batches depend on when responses finish"
             )
-        if is_read and not on_policy and self.algorithm.ignores_age:
+        if is_read and not on_policy and self.algorithm.ignores_staleness:
             yield (
                 f"stream.max_age = {stream.max_age} with algorithm.loss.name = {self.algorithm.loss.name}: "
                 "the loss has no importance ratio and would train tokens of earlier versions as if the "
@@ -200,8 +200,8 @@ class Config(Section):
                 self.routing.replay == "engine"
             ),
         }
-        if self.rollout.replace:
-            yield from _refusal(f"rollout.replace = {self.rollout.replace}", without, "replace 0")
+        if self.rollout.max_replacements:
+            yield from _refusal(f"rollout.replace = {self.rollout.max_replacements}", without, "replace 0")
 
     def _worker_faults(self) -> Iterator[str]:
         without = {

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 
-def deal_out() -> None:
+def support_expert_parallel() -> None:
     """Let workers serve experts spread over ranks; a second call does nothing."""
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsFp8, CPUUnquantizedExperts

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from mrl.models.kernels.float8 import dequantise_float8
 
 
-def allow_everywhere() -> None:
+def support_any_cpu() -> None:
     """Let workers serve block-wise float8; does nothing on a CPU where vLLM offers it."""
     if torch.cpu._is_amx_tile_supported():  # type: ignore[attr-defined]
         return

@@ -12,14 +12,14 @@ def install_kernels() -> None:
         return
     from mrl.cpu import vllm_delta_net, vllm_experts, vllm_float8, vllm_router
 
-    ask_for_tiles()
-    vllm_float8.allow_everywhere()
+    request_amx_tiles()
+    vllm_float8.support_any_cpu()
     vllm_delta_net.serve_float32()
     vllm_router.allow_sigmoid_without_groups()
-    vllm_experts.deal_out()
+    vllm_experts.support_expert_parallel()
 
 
-def ask_for_tiles() -> None:
+def request_amx_tiles() -> None:
     """Request AMX tiles from the kernel, which grants them to processes that ask.
 
     vLLM 0.32's bfloat16 attention uses them and relies on oneDNN's request. A model of small weights (below 1

@@ -28,7 +28,7 @@ def cpu_overrides(model_path: str) -> dict[str, Any]:
     config = _config(model_path)
     if not config.get("kv_lora_rank") or rope.kind(config) != "default":
         return {}
-    theta = rope.parameters(config).get("rope_theta") or field(config, "rope_theta")
+    theta = rope.rope_settings(config).get("rope_theta") or field(config, "rope_theta")
     length = {"original_max_position_embeddings": field(config, "max_position_embeddings")}
     return {"rope_parameters": {"rope_type": "yarn", "rope_theta": theta, "factor": 1.0, **length}}
 

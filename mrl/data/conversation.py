@@ -18,8 +18,8 @@ import numpy as np
 
 from mrl.data.messages import Messages
 from mrl.data.templates import TEMPLATE_ERRORS, apply_template
-from mrl.data.tokenise import encode_texts, opens_twice, template_names
-from mrl.data.unread import Tools, Unread
+from mrl.data.tokenise import encode_texts, has_double_bos, template_names
+from mrl.data.unread import TemplateUsage, Tools
 from mrl.errors import DataError
 
 
@@ -46,7 +46,7 @@ class Encoder:
         self._kwargs = dict(chat_template_kwargs or {})
         self._tools: Tools = None
         self._own: Mapping[str, Any] = {}
-        self.unread = Unread(template_names(tokenizer))
+        self.unread = TemplateUsage(template_names(tokenizer))
         """What the template has not used in the conversations so far."""
 
     def for_row(self, tools: Tools, arguments: Mapping[str, Any]) -> Encoder:
@@ -65,7 +65,7 @@ class Encoder:
 
     def text(self, prompt: str, response: str, *, place: str) -> Encoded:
         """Encode plain text: a prompt, its response and the end token."""
-        self.unread.pass_over((), self._tools, self._own)
+        self.unread.count_unrendered((), self._tools, self._own)
         return self._plain(prompt, response, place)
 
     def _plain(self, prompt: str, response: str, place: str) -> Encoded:
@@ -80,10 +80,10 @@ class Encoder:
     def messages(self, messages: Messages, *, first: int, place: str) -> Encoded:
         """Encode a conversation up to its last assistant message; train those from index `first` on."""
         if not getattr(self._tokenizer, "chat_template", None):
-            self.unread.pass_over(messages, self._tools, self._own)
+            self.unread.count_unrendered(messages, self._tools, self._own)
             return self._without_template(messages, first=first, place=place)
         text = self._text(messages, place)
-        self.unread.look(
+        self.unread.check(
             messages,
             self._tools,
             self._own,
@@ -147,7 +147,7 @@ class Encoder:
             raise DataError(f"{place}: the chat template rejects the roles {roles}: {error}") from error
 
     def _require_one_opening(self, tokens: np.ndarray, place: str) -> None:
-        if opens_twice(tokens, self._tokenizer):
+        if has_double_bos(tokens, self._tokenizer):
             raise DataError(f"{place}: the row begins with two BOS tokens; remove the one in the text")
 
 

@@ -23,7 +23,7 @@ from mrl.samples import Prompt
 FIELDS = ("id", "samples", "solved")
 """Fields of a line that are read again; the others are for people."""
 
-Place = Literal["below", "inside", "above", "unknown"]
+Band = Literal["below", "inside", "above", "unknown"]
 """Where a solve rate lies relative to the band."""
 
 
@@ -36,7 +36,7 @@ class SolveRate:
     solved: int
     """Correct ones among them."""
 
-    def place(self, section: DifficultySection) -> Place:
+    def band(self, section: DifficultySection) -> Band:
         """Return where the rate lies; it is unknown if no response has a reward."""
         if not self.samples:
             return "unknown"
@@ -88,7 +88,7 @@ class RateFile:
         """Return a prompt's line."""
         rate = self.prompts[prompt_id(prompt)]
         row = {"id": prompt_id(prompt), **dataclasses.asdict(rate)}
-        return json.dumps(row | {"place": rate.place(section), "row": prompt.row}) + "\n"
+        return json.dumps(row | {"place": rate.band(section), "row": prompt.row}) + "\n"
 
     def write(self, path: str | Path, prompts: Iterable[Prompt], section: DifficultySection) -> None:
         """Replace the file's lines by one per prompt."""
@@ -96,21 +96,21 @@ class RateFile:
         replace_durably(Path(path), "".join(lines).encode())
 
 
-def choose(
+def filter_by_difficulty(
     sources: Sequence[Source], section: DifficultySection
-) -> tuple[list[Source], Counter[Place], list[str]]:
+) -> tuple[list[Source], Counter[Band], list[str]]:
     """Return the sources without rows outside the band, the number of rows per place, and notes on the file.
 
     Each dropped row is counted in its source's `left_out`. Raises DataError if the file has none of the rows.
     """
     known = RateFile.read(section.file).prompts
-    places, num_unmeasured, chosen = Counter[Place](), 0, []
+    places, num_unmeasured, chosen = Counter[Band](), 0, []
     for source in sources:
         rows = []
         for prompt in source.rows:
             rate = known.get(prompt_id(prompt))
             num_unmeasured += rate is None
-            place = "unknown" if rate is None else rate.place(section)
+            place = "unknown" if rate is None else rate.band(section)
             places[place] += 1
             if rate is None or place in ("inside", "unknown"):
                 rows.append(prompt)

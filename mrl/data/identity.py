@@ -18,7 +18,7 @@ from mrl.data.row_shapes import DataRow
 from mrl.samples import Prompt
 
 
-def content_of(row: DataRow, template: Any, arguments: dict[str, Any]) -> str:
+def content_digest(row: DataRow, template: Any, arguments: dict[str, Any]) -> str:
     """Return the digest of a row's content.
 
     `ground_truth` is still as in the file; `template` is None if no template renders the row.

@@ -15,15 +15,15 @@ import xxhash
 
 from mrl.config.sections.data import DataEntry, DataSection
 from mrl.config.sections.loop import LoopSection
-from mrl.data.difficulty import choose
-from mrl.data.identity import content_of, vocabulary_digest
+from mrl.data.difficulty import filter_by_difficulty
+from mrl.data.identity import content_digest, vocabulary_digest
 from mrl.data.left_out import LeftOut
 from mrl.data.messages import with_system
 from mrl.data.prompt_stream import PromptStream, Source, validation_order
 from mrl.data.row_files import from_arrow, read_rows
 from mrl.data.row_shapes import DataRow, as_prompt, read_row, shape_of
-from mrl.data.tokenise import encode_texts, opens_twice, render, template_names
-from mrl.data.unread import Unread
+from mrl.data.tokenise import encode_texts, has_double_bos, render, template_names
+from mrl.data.unread import TemplateUsage
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.ground_truth import parse_ground_truth, remarks
 from mrl.rewards.kinds.reward_section import RewardSection
@@ -130,7 +130,7 @@ def load_data(
     validation = prepare.sources(section.validation_entries())
     train = _without_overlap(train, validation, section, prepare.report)
     if section.difficulty is not None:
-        train, places, notes = choose(train, section.difficulty)
+        train, places, notes = filter_by_difficulty(train, section.difficulty)
         prepare.report.too_hard, prepare.report.too_easy = places["below"], places["above"]
         prepare.report.notes += notes
     return prepare.dataset(train, validation)
@@ -255,7 +255,7 @@ class _Preparation:
     def _content(self, row: DataRow) -> str:
         renders = self.section.chat_template and not isinstance(row.prompt, str)
         template = getattr(self.tokenizer, "chat_template", None) if renders else None
-        return content_of(row, template, dict(self.section.chat_template_kwargs))
+        return content_digest(row, template, dict(self.section.chat_template_kwargs))
 
     def _without_duplicates(self, rows: Sequence[DataRow], left_out: LeftOut) -> list[DataRow]:
         if not self.section.dedupe:
@@ -305,20 +305,20 @@ class _Preparation:
         """Return what makes a prompt's tokens [T] unusable, or None."""
         if not len(tokens):
             return "the prompt has no tokens"
-        if opens_twice(tokens, self.tokenizer):
+        if has_double_bos(tokens, self.tokenizer):
             return "the prompt begins with two BOS tokens; remove the one in the text"
         return None
 
     def _note_unread(self, rendered: Sequence[tuple[DataRow, tuple[str, bool]]], entry: DataEntry) -> None:
         """Note tools, keys of messages and row arguments that no rendered prompt shows."""
-        unread = Unread(template_names(self.tokenizer))
+        unread = TemplateUsage(template_names(self.tokenizer))
         for row, (text, templated) in rendered:
             messages = () if isinstance(row.prompt, str) else row.prompt
             if templated:
-                unread.look(messages, row.tools, row.chat_template_kwargs, self._as_in(row), text)
+                unread.check(messages, row.tools, row.chat_template_kwargs, self._as_in(row), text)
             else:
                 tools = row.tools or (self.tools is not None and self.tools(row.domain))
-                unread.pass_over(messages, tools, row.chat_template_kwargs)
+                unread.count_unrendered(messages, tools, row.chat_template_kwargs)
         self.report.notes += [f"{entry.path}: {sentence}" for sentence in unread.sentences()]
 
     def _as_in(self, row: DataRow) -> Callable[..., str]:

@@ -25,7 +25,7 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def refuse_half_characters(value: Any, place: str) -> None:
+def refuse_lone_surrogates(value: Any, place: str) -> None:
     """Raise DataError if a text in `value`, at any depth, contains half of a surrogate pair.
 
     Tokenizers and log files cannot encode it; scrapers that cut text at UTF-16 units leave it.

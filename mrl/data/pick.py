@@ -19,7 +19,7 @@ from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.samples import Prompt
 
 
-def pick_row(section: DataSection, reward: RewardSection, tokenizer: Any, which: str) -> Prompt:
+def find_row(section: DataSection, reward: RewardSection, tokenizer: Any, which: str) -> Prompt:
     """Return the first row at `which` in the training data, then the validation data: a line (row) number
     from 1, or file:line.
 
@@ -40,7 +40,7 @@ SCANNED_ROWS = 10_000
 def first_rows(
     section: DataSection, reward: RewardSection, tokenizer: Any, *, count: int
 ) -> dict[str, list[Prompt]]:
-    """Return domain -> its first rows of the training data, at most `count`, as `pick_row` makes them. Raises
+    """Return domain -> its first rows of the training data, at most `count`, as `find_row` makes them. Raises
     DataError for a row that the loader refuses."""
     prompts_by_domain: dict[str, list[Prompt]] = {}
     index = 0

@@ -58,7 +58,7 @@ class FilePreview:
         return sum(self.domains.values())
 
 
-def of_source(use: str, source: Source, tokenizer: Any, *, rows: int) -> list[FilePreview]:
+def preview_source(use: str, source: Source, tokenizer: Any, *, rows: int) -> list[FilePreview]:
     """Preview the files of one entry that its rows name, with the first `rows` rows of each."""
     left_out = source.left_out.rows()
     by_file: dict[str, list[Prompt]] = {}
@@ -70,7 +70,7 @@ def of_source(use: str, source: Source, tokenizer: Any, *, rows: int) -> list[Fi
             use=use,
             file=file,
             domains=dict(Counter(prompt.domain for prompt in prompts)),
-            lengths=length_figures([len(prompt.tokens) for prompt in prompts]),
+            lengths=length_statistics([len(prompt.tokens) for prompt in prompts]),
             left_out=[dropped for dropped in left_out if dropped.file == file],
             first=[_row(prompt, tokenizer) for prompt in prompts[:rows]],
         )
@@ -78,16 +78,16 @@ def of_source(use: str, source: Source, tokenizer: Any, *, rows: int) -> list[Fi
     ]
 
 
-def of_tuned(file: str, tuned: Sequence[TuneRow], tokenizer: Any, *, rows: int) -> FilePreview:
+def preview_tune_file(file: str, tuned: Sequence[TuneRow], tokenizer: Any, *, rows: int) -> FilePreview:
     """Preview one file of `mrl tune` with its first `rows` rows; a pair has its longer response's length."""
     sizes = [max(len(response.tokens) for response in row.responses) for row in tuned]
     first = [_tuned(row, size, tokenizer) for row, size in zip(tuned[:rows], sizes, strict=False)]
-    return FilePreview("tune", file, {"": len(tuned)}, length_figures(sizes), [], first)
+    return FilePreview("tune", file, {"": len(tuned)}, length_statistics(sizes), [], first)
 
 
 def _tuned(row: TuneRow, size: int, tokenizer: Any) -> RowPreview:
     trained = {
-        side: seen(response.tokens[response.mask], tokenizer)
+        side: decode_with_special_tokens(response.tokens[response.mask], tokenizer)
         for response, side in zip(row.responses, row.sides, strict=True)
     }
     shown = row.responses[0]
@@ -96,7 +96,7 @@ def _tuned(row: TuneRow, size: int, tokenizer: Any) -> RowPreview:
         domain="",
         tag="",
         tokens=size,
-        text=seen(shown.tokens[~shown.mask], tokenizer),
+        text=decode_with_special_tokens(shown.tokens[~shown.mask], tokenizer),
         special_tokens=special_tokens(shown.tokens, tokenizer),
         ground_truth=None,
         response=trained.get(True),
@@ -104,10 +104,10 @@ def _tuned(row: TuneRow, size: int, tokenizer: Any) -> RowPreview:
     )
 
 
-def length_figures(values: Sequence[int]) -> dict[str, Any]:
+def length_statistics(values: Sequence[int]) -> dict[str, Any]:
     """Return statistics and the histogram of lengths in tokens; empty if there are no lengths.
 
-    >>> length_figures([3, 3, 5])["histogram"]
+    >>> length_statistics([3, 3, 5])["histogram"]
     [[3, 3, 2], [4, 4, 0], [5, 5, 1]]
     """
     if not values:
@@ -126,7 +126,7 @@ def length_figures(values: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def seen(tokens: np.ndarray, tokenizer: Any) -> str:
+def decode_with_special_tokens(tokens: np.ndarray, tokenizer: Any) -> str:
     """Decode [T] tokens into one text: special tokens by name, spaces unchanged."""
     return tokenizer.decode(tokens.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
@@ -145,7 +145,7 @@ def _row(prompt: Prompt, tokenizer: Any) -> RowPreview:
         domain=prompt.domain,
         tag=prompt.tag,
         tokens=len(prompt.tokens),
-        text=seen(prompt.tokens, tokenizer),
+        text=decode_with_special_tokens(prompt.tokens, tokenizer),
         special_tokens=special_tokens(prompt.tokens, tokenizer),
         ground_truth=None if prompt.ground_truth is None else str(prompt.ground_truth),
     )

@@ -30,7 +30,7 @@ from mrl.data.messages import (
     read_tools,
     without_nulls,
 )
-from mrl.data.odd_values import refuse_half_characters, without_nan
+from mrl.data.odd_values import refuse_lone_surrogates, without_nan
 from mrl.errors import DataError
 from mrl.samples import Prompt
 
@@ -145,7 +145,7 @@ def read_row(
             clean(_optional(columns, fields.chat_template_kwargs)), place=place
         ),
     )
-    refuse_half_characters((columns, row.prompt, row.tools, row.chat_template_kwargs), place)
+    refuse_lone_surrogates((columns, row.prompt, row.tools, row.chat_template_kwargs), place)
     return row
 
 

@@ -20,7 +20,7 @@ AT_ONCE = 1024
 """Texts per tokenizer call; each takes tens of kilobytes during the call."""
 
 
-def tokenizer_of(model: ModelSection) -> Any:
+def load_tokenizer_for(model: ModelSection) -> Any:
     """Return the tokenizer for a configuration's rows; its template uses model.chat_template_date. Raises
     ConfigError as `load_tokenizer` does."""
     return load_tokenizer(
@@ -126,7 +126,7 @@ def _with_marks(rows: list[list[int]], tokenizer: Any, marks: ThoughtMarks) -> l
     return ["".join(part if isinstance(part, str) else texts[part] for part in row) for row in parts]
 
 
-def pieces(tokenizer: Any) -> Callable[[np.ndarray], list[str]]:
+def token_decoder(tokenizer: Any) -> Callable[[np.ndarray], list[str]]:
     """Return a function from [T] tokens to T texts, special tokens by name; a character that spans tokens is
     a replacement character in each.
 
@@ -169,7 +169,7 @@ def _apply(row: DataRow, tokenizer: Any, arguments: Mapping[str, Any]) -> str:
         ) from error
 
 
-def opens_twice(tokens: Sequence[int] | np.ndarray, tokenizer: Any) -> bool:
+def has_double_bos(tokens: Sequence[int] | np.ndarray, tokenizer: Any) -> bool:
     """Return True if tokens [T] begin with two BOS tokens."""
     opening = tokenizer.bos_token_id
     return opening is not None and len(tokens) > 1 and tokens[0] == tokens[1] == opening
@@ -177,7 +177,7 @@ def opens_twice(tokens: Sequence[int] | np.ndarray, tokenizer: Any) -> bool:
 
 def _opened_once(tokens: list[int], tokenizer: Any) -> list[int]:
     """Drop one BOS token of a text that was rendered with a template and got the tokenizer's BOS as well."""
-    return tokens[1:] if opens_twice(tokens, tokenizer) else tokens
+    return tokens[1:] if has_double_bos(tokens, tokenizer) else tokens
 
 
 def _without_closing(tokens: list[int], text: str, tokenizer: Any) -> list[int]:

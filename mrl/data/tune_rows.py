@@ -15,16 +15,16 @@ import numpy as np
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoded, Encoder
 from mrl.data.messages import read_template_arguments, read_tools, without_nulls
-from mrl.data.odd_values import refuse_half_characters, without_nan
+from mrl.data.odd_values import refuse_lone_surrogates, without_nan
 from mrl.data.row_files import from_arrow, read_rows
 from mrl.data.tune_shapes import (
     CERTAIN,
     PairLabel,
     Text,
-    demonstration,
     label_of,
-    labelled,
-    preferences,
+    read_demonstration,
+    read_labelled,
+    read_pair,
 )
 from mrl.errors import DataError
 from mrl.samples import TrainBatch
@@ -101,7 +101,7 @@ def _load(
     for path in names:
         clean = without_nulls if from_arrow(path) else without_nan
         for place, columns in read_rows(path):
-            refuse_half_characters(columns, place)
+            refuse_lone_surrogates(columns, place)
             values = {name: clean(without_nan(value)) for name, value in columns.items()}
             tools = read_tools(values.get("tools"), place=place)
             arguments = read_template_arguments(values.get("chat_template_kwargs"), place=place)
@@ -115,8 +115,8 @@ def _load(
         f"{overlong} of {len(rows) + overlong} rows are longer than model.max_length = {max_length}; "
         f"the longest has {longest[0]} tokens ({longest[1]})"
     )
-    if overlong and section.data.over_long == "refuse":
-        raise DataError(f"{', '.join(names)}: {summary}; raise the limit, or set tune.data.over_long: filter")
+    if overlong and section.data.overlong == "refuse":
+        raise DataError(f"{', '.join(names)}: {summary}; raise the limit, or set tune.data.overlong: filter")
     if not rows:
         raise DataError(f"{', '.join(names)}: no row remains: {summary if overlong else 'there are none'}")
     return tuple(rows), f"{', '.join(names)}: {len(rows)} rows" + (
@@ -145,7 +145,7 @@ def _prompt(row: TuneRow) -> bytes:
 def _demonstrations(
     columns: Mapping[str, Any], place: str, section: TuneSection, encoder: Encoder
 ) -> Iterator[TuneRow]:
-    prompt, response = demonstration(columns, place=place)
+    prompt, response = read_demonstration(columns, place=place)
     if isinstance(prompt, str):
         if not isinstance(response, str):
             prompt = ({"role": "user", "content": prompt},)
@@ -163,7 +163,7 @@ def _preferences(
     columns: Mapping[str, Any], place: str, section: TuneSection, encoder: Encoder
 ) -> Iterator[TuneRow]:
     is_paired, tag = section.objective.takes_pairs, str(columns.get("tag") or "")
-    for example in [preferences(columns, place=place)] if is_paired else labelled(columns, place=place):
+    for example in [read_pair(columns, place=place)] if is_paired else read_labelled(columns, place=place):
         encoded = tuple(_encode(example.prompt, response, encoder, place) for response in example.responses)
         if len(encoded) == 2 and np.array_equal(encoded[0].tokens, encoded[1].tokens):
             raise DataError(f"{place}: chosen and rejected are the same {len(encoded[0].tokens)} tokens")
@@ -200,12 +200,12 @@ def _encode(prompt: Text, response: Text, encoder: Encoder, place: str) -> Encod
     return encoder.messages((*messages, *answer), first=len(messages), place=place)
 
 
-def steps_of(section: TuneSection, num_rows: int) -> int:
+def num_steps(section: TuneSection, num_rows: int) -> int:
     """Return the number of steps of the whole run."""
     return section.steps or max(1, (section.passes or 1) * num_rows // section.batch_rows)
 
 
-def rows_of_step(rows: TuneRows, section: TuneSection, *, step: int, seed: int) -> np.ndarray:
+def step_row_numbers(rows: TuneRows, section: TuneSection, *, step: int, seed: int) -> np.ndarray:
     """Return the row numbers [batch_rows] of `step` (from 1): drawn with replacement, or in epoch order."""
     size, count = section.batch_rows, len(rows.rows)
     if section.passes is None:
@@ -221,7 +221,7 @@ def rows_of_step(rows: TuneRows, section: TuneSection, *, step: int, seed: int) 
     return np.array([orders[epoch][place] for epoch, place in places])
 
 
-def batch_of(
+def build_tune_batch(
     rows: Sequence[TuneRow],
     numbers: Sequence[int],
     ref_logprobs: Mapping[int, Sequence[float]] | None = None,
@@ -253,7 +253,7 @@ def batch_of(
     )
 
 
-def mismatched(rows: Sequence[TuneRow], *, max_length: int) -> tuple[TuneRow, ...]:
+def mismatched_rows(rows: Sequence[TuneRow], *, max_length: int) -> tuple[TuneRow, ...]:
     """Pair each row's prompt with the response of the next row with another prompt, cut to max_length: kto
     estimates its zero point on them without training on them."""
     prompts = [_prompt(row) for row in rows]

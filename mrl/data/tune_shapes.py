@@ -56,7 +56,7 @@ class PairLabel:
 CERTAIN = PairLabel()
 
 
-def demonstration(columns: Mapping[str, Any], *, place: str) -> tuple[Text, Text]:
+def read_demonstration(columns: Mapping[str, Any], *, place: str) -> tuple[Text, Text]:
     """Return (prompt, response) of a row; a conversation is all prompt. A numeric response becomes text."""
     if "messages" in columns:
         return read_messages(columns["messages"], name="messages", place=place), ()
@@ -85,7 +85,7 @@ def label_of(columns: Mapping[str, Any], *, place: str) -> PairLabel:
     )
 
 
-def preferences(columns: Mapping[str, Any], *, place: str) -> Responses:
+def read_pair(columns: Mapping[str, Any], *, place: str) -> Responses:
     """Return the pair of a row. Raises DataError if a column is missing or malformed."""
     if absent := [name for name in ("chosen", "rejected") if columns.get(name) is None]:
         raise DataError(f"{place}: no column {absent[0]!r}; the row has {names_of(columns)}")
@@ -94,10 +94,10 @@ def preferences(columns: Mapping[str, Any], *, place: str) -> Responses:
     return Responses(*_split(prompt, chosen, rejected, place), (True, False))
 
 
-def labelled(columns: Mapping[str, Any], *, place: str) -> list[Responses]:
+def read_labelled(columns: Mapping[str, Any], *, place: str) -> list[Responses]:
     """Return a row's labelled response, or each response of a pair with its label."""
     if "label" not in columns:
-        pair = preferences(columns, place=place)
+        pair = read_pair(columns, place=place)
         singles = zip(pair.responses, pair.sides, strict=True)
         return [Responses(pair.prompt, (response,), (side,)) for response, side in singles]
     if not isinstance(columns["label"], bool | int) or columns["label"] not in (0, 1):

@@ -27,7 +27,7 @@ Tools = list[dict[str, Any]] | None
 Render = Callable[[tuple[Message, ...], Tools], str]
 
 
-class Unread:
+class TemplateUsage:
     """Search for what a template does not use; `names` are the words in it."""
 
     def __init__(self, names: Set[str]) -> None:
@@ -36,7 +36,7 @@ class Unread:
         self._used: set[Thing] = set()
         self._not_rendered = 0
 
-    def look(
+    def check(
         self,
         messages: Sequence[Message],
         tools: Tools,
@@ -60,7 +60,7 @@ class Unread:
         """Return `tools`, `role.key` and row arguments that no checked text shows."""
         return sorted(".".join(thing) for thing in self._tries.keys() - self._used)
 
-    def pass_over(self, messages: Sequence[Message], tools: Any, arguments: Mapping[str, Any]) -> None:
+    def count_unrendered(self, messages: Sequence[Message], tools: Any, arguments: Mapping[str, Any]) -> None:
         """Count a row that no template renders."""
         self._not_rendered += bool(tools or arguments or _further_keys(messages))
 

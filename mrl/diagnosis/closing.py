@@ -16,7 +16,7 @@ def learned_nothing(curves: Curves, settings: Mapping[str, str]) -> bool:
     """Return True if no step of the run had a non-zero advantage, and nothing else was learned from."""
     if any(name.startswith("algorithm.distillation.") for name in settings):
         return False
-    largest = curves.of(ADVANTAGE)[curves.steps > 0]
+    largest = curves.values(ADVANTAGE)[curves.steps > 0]
     return curves.has(ADVANTAGE) and len(largest) >= LEAST_STEPS and not (largest > 0).any()
 
 

@@ -68,7 +68,7 @@ class Lever(NamedTuple):
 class Signs:
     """Result of one rule."""
 
-    sick: np.ndarray
+    present: np.ndarray
     """[S] bool, from earlier rows only."""
     evidence: list[str]
     """Sentences with metrics and values of the last row."""

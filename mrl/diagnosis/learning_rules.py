@@ -59,7 +59,7 @@ def _kl(run: DiagnosedRun) -> list[Lever]:
 
 
 def _length_levers(run: DiagnosedRun) -> list[Lever]:
-    cut = recent(run.curves.of("rollout/truncated_frac"))
+    cut = recent(run.curves.values("rollout/truncated_frac"))
     if not len(cut) or not cut[-1] > 0.1:
         return []
     return switched(run, "algorithm.shaping.stop_properly", "0.5", "a truncated response earns half")
@@ -79,7 +79,7 @@ def _kinds(run: DiagnosedRun) -> list[str]:
     watched = ("reward/length_correlation", "rollout/truncated_frac", "rollout/shared_run_frac")
     lines = []
     for name in (*run.parts, *watched):
-        values = run.curves.of(name)
+        values = run.curves.values(name)
         change = recent(values)[-1] - initial_value(values)
         if np.isfinite(change) and abs(change) > max(0.1, 2 * noise(values)):
             lines.append(f"{name} went from {initial_value(values):.3g} to {recent(values)[-1]:.3g}")
@@ -89,7 +89,7 @@ def _kinds(run: DiagnosedRun) -> list[str]:
 def policy_collapsed(run: DiagnosedRun) -> Signs:
     """Look for validation and training reward that both fell since the best validation."""
     q = run.quality
-    norms = run.curves.of("optim/grad_norm")
+    norms = run.curves.values("optim/grad_norm")
     evidence = [
         *_fall(run),
         f"optim/grad_norm was {initial_value(norms):.3g} at the start, {recent(norms)[-1]:.3g} lately",
@@ -109,8 +109,15 @@ def policy_collapsed(run: DiagnosedRun) -> Signs:
 
 def entropy_collapsed(run: DiagnosedRun) -> Signs:
     """Look for equal responses, groups that are all incorrect, and a validation that no longer rises."""
-    entropy, distinct = run.curves.of("policy/entropy"), recent(run.curves.of("rollout/distinct_frac"))
-    wrong, first, now = recent(run.curves.of("group/all_wrong_frac")), initial_value(entropy), recent(entropy)
+    entropy, distinct = (
+        run.curves.values("policy/entropy"),
+        recent(run.curves.values("rollout/distinct_frac")),
+    )
+    wrong, first, now = (
+        recent(run.curves.values("group/all_wrong_frac")),
+        initial_value(entropy),
+        recent(entropy),
+    )
     sick = (now < ENTROPY * first) & (distinct < DISTINCT) & (wrong > WRONG) & run.quality.stalled
     evidence = [
         f"policy/entropy is {now[-1]:.3g} nats, {first:.3g} at the start",
@@ -131,7 +138,7 @@ def entropy_collapsed(run: DiagnosedRun) -> Signs:
 
 def entropy_lost(run: DiagnosedRun) -> Signs:
     """Look for entropy near 0 within the first updates, with a reward not above the first step's."""
-    entropy, rewards = run.curves.of("policy/entropy"), run.curves.of("reward/mean")
+    entropy, rewards = run.curves.values("policy/entropy"), run.curves.values("reward/mean")
     first = int(np.flatnonzero(np.isfinite(entropy))[0])
     low = entropy < LOST * entropy[first]
     early = np.logical_or.accumulate(low & (np.arange(len(low)) <= first + LOST_BY))
@@ -153,7 +160,7 @@ def entropy_lost(run: DiagnosedRun) -> Signs:
 def data_solved(run: DiagnosedRun) -> Signs:
     """Look for most groups without a gradient because every sample is correct."""
     empty, right, wrong = _empty(run)
-    rewards = forward_fill(run.curves.of("reward/mean"))
+    rewards = forward_fill(run.curves.values("reward/mean"))
     evidence = [
         *_gradient_evidence(run),
         f"reward/mean is {rewards[-1]:.3f}; group/all_correct_frac {right[-1]:.3g}",
@@ -185,14 +192,14 @@ def no_gradient(run: DiagnosedRun) -> Signs:
 def _empty(run: DiagnosedRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return [S] whether gradients are nearly gone; the shares of groups all correct and all incorrect."""
     c = run.curves
-    degenerate, kept = recent(c.of("group/degenerate_samples_frac")), recent(c.of("group/kept_frac"))
-    right, wrong = recent(c.of("group/all_correct_frac")), recent(c.of("group/all_wrong_frac"))
+    degenerate, kept = recent(c.values("group/degenerate_samples_frac")), recent(c.values("group/kept_frac"))
+    right, wrong = recent(c.values("group/all_correct_frac")), recent(c.values("group/all_wrong_frac"))
     return (degenerate > EMPTY) | (kept < KEPT), right, wrong
 
 
 def _gradient_evidence(run: DiagnosedRun) -> list[str]:
     names = ("group/degenerate_samples_frac", "group/kept_frac")
-    return [f"{name} is {recent(run.curves.of(name))[-1]:.3g}" for name in names]
+    return [f"{name} is {recent(run.curves.values(name))[-1]:.3g}" for name in names]
 
 
 def _filter(run: DiagnosedRun) -> list[Lever]:
@@ -210,7 +217,7 @@ def _validation_below(run: DiagnosedRun) -> list[str]:
 
 def gradient_spikes(run: DiagnosedRun) -> Signs:
     """Look for repeated spikes of the gradient norm while the validation is below its best."""
-    norms = run.curves.of("optim/grad_norm")
+    norms = run.curves.values("optim/grad_norm")
     medians = _medians(norms)
     spikes = (norms > SPIKE * medians).astype(np.float64)
     count = np.round(recent(spikes, SPIKE_ROWS) * np.minimum(np.arange(len(norms)) + 1, SPIKE_ROWS))

@@ -27,9 +27,9 @@ NO_REWARD = 0.02
 
 def engines_apart(run: DiagnosedRun) -> Signs:
     """Look for a growing difference between engine and trainer log-probs of the same tokens."""
-    kl = forward_fill(run.curves.of(MISMATCH))
+    kl = forward_fill(run.curves.values(MISMATCH))
     first = initial_value(kl)
-    weight = forward_fill(run.curves.of("policy/rollout_weight_geometric"))[-1]
+    weight = forward_fill(run.curves.values("policy/rollout_weight_geometric"))[-1]
     evidence = [
         f"{MISMATCH} is {kl[-1]:.3g} nats per token, {first:.2g} at the start, over tokens of the newest "
         "version outside router near-ties",
@@ -58,10 +58,10 @@ def engines_apart(run: DiagnosedRun) -> Signs:
 
 def correction_takes_gradient(run: DiagnosedRun) -> Signs:
     """Look for weights of algorithm.correction that leave less than LEAST_LEFT of the gradient's norm."""
-    left = recent(run.curves.of(LEFT))
+    left = recent(run.curves.values(LEFT))
     kind = run.settings.get("algorithm.correction.kind", "")
     names = ("policy/correction_weight", "policy/correction_dropped_frac", MISMATCH)
-    latest = {name: recent(run.curves.of(name))[-1] for name in names}
+    latest = {name: recent(run.curves.values(name))[-1] for name in names}
     evidence = [
         f"{LEFT} is {left[-1]:.3g} (mean of the last rows): the share of the gradient's norm that is left",
         *(f"{name} is {value:.3g}" for name, value in latest.items() if np.isfinite(value)),
@@ -83,7 +83,10 @@ def correction_takes_gradient(run: DiagnosedRun) -> Signs:
 
 def critic_lost(run: DiagnosedRun) -> Signs:
     """Look for a critic worse than a constant and than its own start, or long no better than a constant."""
-    errors, explained = run.curves.of("critic/error_squared"), run.curves.of("critic/explained_variance")
+    errors, explained = (
+        run.curves.values("critic/error_squared"),
+        run.curves.values("critic/explained_variance"),
+    )
     first, now, lately = initial_value(errors), recent(errors), recent(explained, SETTLED)
     after = run.curves.steps - (run.number("critic.warmup_steps") or 0)
     diverged = (recent(explained) < 0) & (now > ERROR_TIMES * first) & (after > 0)
@@ -110,15 +113,15 @@ def _rises(explained: np.ndarray) -> list[str]:
 
 
 def _returns_grew(run: DiagnosedRun) -> list[str]:
-    returns = np.abs(forward_fill(run.curves.of("critic/return_mean")))
+    returns = np.abs(forward_fill(run.curves.values("critic/return_mean")))
     grew = len(returns) and returns[-1] > ERROR_TIMES * initial_value(returns) > 0
     return ["critic/return_mean has also grown, and errors grow with its scale"] if grew else []
 
 
 def verifier_silent(run: DiagnosedRun) -> Signs:
     """Look for a verifier that gives all samples the same value so far, or no value to too many."""
-    high, low = run.curves.of("reward/max"), run.curves.of("reward/min")
-    missing = recent(np.nan_to_num(run.curves.of("reward/no_reward_frac")))
+    high, low = run.curves.values("reward/max"), run.curves.values("reward/min")
+    missing = recent(np.nan_to_num(run.curves.values("reward/no_reward_frac")))
     differed = np.logical_or.accumulate(high > low)
     seen = np.logical_or.accumulate(np.isfinite(high))
     silent = ~differed & seen & ~_all_right(run)
@@ -138,7 +141,7 @@ def verifier_silent(run: DiagnosedRun) -> Signs:
 def _all_right(run: DiagnosedRun) -> np.ndarray:
     """Return [S] whether every sample is correct, but not all of the validation: the rows are solved."""
     right, checked = (
-        forward_fill(run.curves.of("group/all_correct_frac")),
-        forward_fill(run.curves.of(VALIDATION)),
+        forward_fill(run.curves.values("group/all_correct_frac")),
+        forward_fill(run.curves.values(VALIDATION)),
     )
     return (right == 1) & (checked > 0) & (checked < 1)

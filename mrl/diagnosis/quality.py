@@ -57,11 +57,11 @@ def quality(curves: Curves) -> Quality | None:
     """Return the quality of a run; None without validation."""
     if not curves.has(VALIDATION):
         return None
-    readings, rewards = curves.of(VALIDATION), curves.of("reward/mean")
+    readings, rewards = curves.values(VALIDATION), curves.values("reward/mean")
     best_row = _best_rows(readings)
     now, best = forward_fill(readings), readings[best_row]
     checks = np.cumsum(np.isfinite(readings))
-    prompts = np.maximum(np.nan_to_num(forward_fill(curves.of("val/prompts")), nan=PROMPTS), 1.0)
+    prompts = np.maximum(np.nan_to_num(forward_fill(curves.values("val/prompts")), nan=PROMPTS), 1.0)
     errors = np.sqrt((_variance(now) + _variance(best)) / prompts)
     below = best - now > np.maximum(FALL, CERTAIN * errors)
     near_best = _around(rewards, best_row)

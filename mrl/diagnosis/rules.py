@@ -141,7 +141,7 @@ def diagnose(curves: Curves, settings: Mapping[str, str]) -> Diagnosis:
 
 def _finding(run: DiagnosedRun, name: str, rule: Rule) -> Finding | None:
     signs, steps = rule.look(run), run.curves.steps
-    first = standing(signs.sick)
+    first = standing(signs.present)
     if first is None or len(steps) - first < rule.rows:
         return None
     since, last = int(steps[first]), int(steps[-1])

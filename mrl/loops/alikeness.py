@@ -14,7 +14,7 @@ LOOKED_AT = 256
 """Responses searched for shared runs, and tokens at the end of each; 16 million tokens take under 0.1 s."""
 
 
-def alikeness(groups: Sequence[Group]) -> dict[str, float]:
+def response_similarity(groups: Sequence[Group]) -> dict[str, float]:
     """Return `rollout/distinct_frac`, `rollout/shared_run_frac`, `reward/length_correlation` if defined."""
     sample_lists = [group.samples for group in groups if len(group.samples) > 1]
     if not sample_lists:

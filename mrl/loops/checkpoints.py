@@ -41,7 +41,7 @@ class Checkpoints:
             return
 
         def save() -> None:
-            checkpoint_folder.set_aside_from(path)
+            checkpoint_folder.rename_rejected_from(path)
             trainer.save_checkpoint(path, state, beside=beside)
 
         if not self._succeeds(step, save):
@@ -78,7 +78,7 @@ class Checkpoints:
             return False
         return True
 
-    def export_due(self) -> None:
+    def poll_exports(self) -> None:
         """Poll the exports without waiting; call it after the step's row, which the model card quotes."""
         self._exports.poll()
 

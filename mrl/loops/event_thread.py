@@ -15,7 +15,7 @@ import uvloop
 from mrl.errors import MrlError, RolloutError
 from mrl.observe.phases import PhaseClock
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """Interval between two checks of the workers while a caller waits."""
 CALL_SECONDS = 600.0
 """Longest wait of a call that has no deadline of its own."""
@@ -60,7 +60,7 @@ class EventThread:
                 with self.clock.waiting():
                     both = [future, self._failed]
                     concurrent.futures.wait(
-                        both, timeout=min(LOOK_SECONDS, left), return_when=concurrent.futures.FIRST_COMPLETED
+                        both, timeout=min(CHECK_SECONDS, left), return_when=concurrent.futures.FIRST_COMPLETED
                     )
                 if self._failed.done():
                     self._failed.result()

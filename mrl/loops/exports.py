@@ -14,7 +14,7 @@ from pathlib import Path
 from mrl.config.sections.export import ExportSection
 from mrl.files import PARTIAL, partial_of
 from mrl.own_code import child_path
-from mrl.processes.start import lifeline_words, module_words
+from mrl.processes.start import module_command, with_lifeline
 from mrl.training.checkpoint.checkpoint_folder import name_of
 
 NICENESS = 10
@@ -85,7 +85,7 @@ class Exports:
                 shutil.rmtree(abandoned)
             with open(self._run_folder / "exports.log", "ab") as output:
                 process = subprocess.Popen(
-                    lifeline_words(module_words("mrl.cli", *words)),
+                    with_lifeline(module_command("mrl.cli", *words)),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

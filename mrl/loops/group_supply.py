@@ -11,9 +11,9 @@ from mrl.config.root import Config
 from mrl.config.sections.shaping import MOST_PROMPTS
 from mrl.data.prompt_stream import PromptStream
 from mrl.loops.rollout_thread import RolloutThread
-from mrl.loops.screen import Screen
+from mrl.loops.screen import GroupFilter
 from mrl.loops.staleness import newest_version
-from mrl.observe.ledger_log import Standing
+from mrl.observe.ledger_log import InFlightPrompts
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
 from mrl.trajectories.group_messages import decode_group, encode_group
@@ -38,7 +38,7 @@ class GroupSupply:
         self._surplus: list[Group] = []
         self._redo: list[Prompt] = []
         """Prompts of restored surplus groups that must be generated again."""
-        self._screen = Screen(config)
+        self._screen = GroupFilter(config)
 
     def take(self, rollouts: RolloutThread, *, version: int) -> Supplied:
         """Return the groups of the step that trains `version`; RewardError if too many have no verdict."""
@@ -48,7 +48,7 @@ class GroupSupply:
             missing = wanted - len(kept)
             fresh = rollouts.groups(self._prompts(missing if section is None else wanted), self._sampling)
             with rollouts.clock.phase("filter"):
-                screened = self._screen.look(fresh)
+                screened = self._screen.filter(fresh)
                 self._screen.book(screened)
                 kept = kept + screened.kept
             rounds += 1
@@ -60,10 +60,10 @@ class GroupSupply:
             "group/surplus": float(len(self._surplus)),
         }
         served = self._screen.newest_version()
-        metrics = self._screen.close(chosen, version=version, effort=f"{rounds} rounds") | counts
+        metrics = self._screen.finish_step(chosen, version=version, effort=f"{rounds} rounds") | counts
         return Supplied(chosen, served, metrics)
 
-    def take_standing(self) -> Standing:
+    def take_standing(self) -> InFlightPrompts:
         """Return where the prompts are; dropped prompts are reported once."""
         surplus = [
             *(group.prompt.index for group in self._surplus),

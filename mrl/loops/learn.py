@@ -27,7 +27,7 @@ from mrl.config.sections.distillation import TEACHER, DistillationSection
 from mrl.loops import mismatch, nan_guard, staleness
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Group, Role, TrainBatch
-from mrl.training.batch import ages, first_versions, minibatches, pack
+from mrl.training.batch import first_versions, minibatches, pack, staleness_of
 from mrl.training.pass_options import PassOptions
 
 METRIC_PREFIXES: dict[Role, str] = {"policy": "optim", "critic": "critic"}
@@ -113,7 +113,7 @@ class Learner:
     def _recompute(self, step: TrainingStep) -> None:
         """Pack the batch, with values; after a policy pass also old and reference log-probs, and mismatch."""
         batch = pack(step.groups, with_routes=self._takes_routes_of_engine)
-        batch = batch.with_arrays(age=ages(step.groups, version=step.version))
+        batch = batch.with_arrays(age=staleness_of(step.groups, version=step.version))
         arrays: dict[str, np.ndarray] = {}
         with self._clock.phase("recompute"):
             if self._recomputes_policy(step):
@@ -211,7 +211,7 @@ class Learner:
             margin=mismatch.ROUTER_MARGIN,
         )
         mismatch.check_mismatch(measured, loop.max_rollout_mismatch, version=step.version)
-        return measured | staleness.by_age(batch, policy["logprobs"])
+        return measured | staleness.drift_by_staleness(batch, policy["logprobs"])
 
     @property
     def _takes_routes_of_engine(self) -> bool:

@@ -59,7 +59,7 @@ class OnPolicyLoop(Schedule):
         self._rollouts.resume()
         supplied = self._supply.take(self._rollouts, version=step.version)
         self._rollouts.pause()
-        self._engines.rest()
+        self._engines.end_generation()
         step.groups, step.served_version = supplied.groups, supplied.served_version
         step.metrics |= supplied.metrics
         self.on_batch(step.groups)
@@ -69,4 +69,4 @@ class OnPolicyLoop(Schedule):
             step.metrics |= self._engines.sync(self.version)
 
     def _leave_engines(self) -> None:
-        self._engines.rest()
+        self._engines.end_generation()

@@ -9,7 +9,7 @@ import psutil
 from mrl.config.root import Config
 from mrl.loops.nan_guard import BadNumbers
 from mrl.observe import trackers
-from mrl.observe.ledger_log import LedgerLog, Standing
+from mrl.observe.ledger_log import InFlightPrompts, LedgerLog
 from mrl.observe.metrics_log import LAYERS, LoggedRows, MetricsLog
 from mrl.observe.phases import PhaseClock
 from mrl.observe.progress import ProgressPrinter
@@ -76,7 +76,7 @@ class Recorder:
             tracker.log(step, row)
         return row
 
-    def start(self, step: int, standing: Standing, *, newer_groups: int) -> dict[str, float]:
+    def start(self, step: int, standing: InFlightPrompts, *, newer_groups: int) -> dict[str, float]:
         """Write the ledger.jsonl line of an attempt that begins with this step; return what a resume undoes,
         for its first row. `newer_groups`: number of the checkpoint's groups with tokens of lost weights."""
         undone = self._ledger.start(step, standing)
@@ -92,7 +92,7 @@ class Recorder:
         counts = len(undone), prompts, self._dropped_samples, newer_groups
         return dict(zip(RESUMED, map(float, counts), strict=True))
 
-    def prompts(self, step: int, trained: Sequence[Group], standing: Standing) -> None:
+    def prompts(self, step: int, trained: Sequence[Group], standing: InFlightPrompts) -> None:
         """Write the step's line of ledger.jsonl."""
         self._ledger.step(step, [group.prompt.index for group in trained], standing)
 

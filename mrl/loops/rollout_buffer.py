@@ -20,22 +20,22 @@ from typing import Any
 from mrl.algorithms.filtering import Decision
 from mrl.config.root import Config
 from mrl.data.prompt_stream import PromptStream
-from mrl.loops.screen import Screen
-from mrl.loops.staleness import ages_of, newest_version
-from mrl.observe.ledger_log import Standing
+from mrl.loops.screen import GroupFilter
+from mrl.loops.staleness import newest_version, staleness_metrics
+from mrl.observe.ledger_log import InFlightPrompts
 from mrl.pool.group_store import GroupStore
 from mrl.pool.ledger import Entry, GroupEnd, GroupLedger, GroupState
-from mrl.pool.room import admission_of
+from mrl.pool.room import admission_rule
 from mrl.rollout.request import Sampling
 from mrl.samples import Group
-from mrl.trajectories.group import GroupMaker, OpenGroup
+from mrl.trajectories.group import GroupInFlight, GroupMaker
 from mrl.trajectories.group_messages import decode_group, encode_group
 
 log = logging.getLogger(__name__)
 
-HOLDERS: tuple[str, ...] = ("engines", "environments", "verdicts", "slots")
+WAIT_REASONS: tuple[str, ...] = ("engines", "environments", "verdicts", "slots")
 """What the oldest group, and so admission, waits for; slots: a step and its sync, as the group is ready."""
-LOOK_SECONDS = 0.2
+CHECK_SECONDS = 0.2
 """Interval between two checks of what the oldest group waits for."""
 
 
@@ -65,9 +65,9 @@ class RolloutBuffer:
         """`on_failure`: called with the exception of a group's task."""
         self._config, self._prompts, self._rollouts = config, prompts, rollouts
         self.store = GroupStore()
-        self._screen, self._sampling, self._on_failure = Screen(config), sampling, on_failure
-        self._ledger, self._admission = GroupLedger(), admission_of(config)
-        self._open: dict[int, OpenGroup] = {}
+        self._screen, self._sampling, self._on_failure = GroupFilter(config), sampling, on_failure
+        self._ledger, self._admission = GroupLedger(), admission_rule(config)
+        self._open: dict[int, GroupInFlight] = {}
         self._decisions: dict[int, Decision] = {}
         """The filter's decision on each stored group, by prompt index."""
         self._served = -1
@@ -75,7 +75,7 @@ class RolloutBuffer:
         self._admits = False
         self.changed = asyncio.Event()
         """Set when a group becomes ready or is dropped."""
-        self._held = dict.fromkeys(HOLDERS, 0.0)
+        self._held = dict.fromkeys(WAIT_REASONS, 0.0)
         """Seconds that the oldest group waited, by reason, since the last step took its groups."""
         self._looking: asyncio.Task[None] | None = None
 
@@ -88,10 +88,12 @@ class RolloutBuffer:
             return None
         dropped, used = self._ledger.fruitless, self._admission.used(self._ledger)
         judged = self.store.get(self._ledger.take(indices, version=version))
-        screened = self._screen.look_again(judged, [self._decisions.pop(index) for index in indices])
+        screened = self._screen.refilter(judged, [self._decisions.pop(index) for index in indices])
         self._screen.book(screened)
         groups = screened.scored
-        metrics = self._screen.close(groups, version=version, effort=f"{len(indices) + dropped} prompts")
+        metrics = self._screen.finish_step(
+            groups, version=version, effort=f"{len(indices) + dropped} prompts"
+        )
         metrics |= {
             "group/resampled": float(dropped),
             "group/surplus": float(len(self._ledger.entries(GroupState.KEPT))),
@@ -100,7 +102,7 @@ class RolloutBuffer:
         }
         served = self._rollouts.engines.newest_version if version == self._served else -1
         self._admit()
-        return StepGroups(groups, served, metrics | ages_of(groups, version) | self._take_held())
+        return StepGroups(groups, served, metrics | staleness_metrics(groups, version) | self._take_held())
 
     def sync_due(self, *, shared: bool) -> bool:
         """Return True if the engines need the newest weights: by stream.sync_every, or because they share the
@@ -112,7 +114,9 @@ class RolloutBuffer:
         head, awaited = self._ledger.head(), self._awaited()
         if head is None:
             return "no group is in flight"
-        text = f"the oldest of {self._ledger.on_the_way} groups in flight is {head.index}, {head.state.value}"
+        text = (
+            f"the oldest of {self._ledger.num_in_flight} groups in flight is {head.index}, {head.state.value}"
+        )
         if awaited is not None and awaited is not head:
             text += f", the oldest unfinished one is {awaited.index}, {awaited.state.value}"
         if awaited is not None and awaited.index in self._open:
@@ -152,11 +156,11 @@ class RolloutBuffer:
         for prompt in prompts:
             self._track(self._rollouts.start(prompt, self._sampling))
 
-    def _track(self, group: OpenGroup) -> None:
+    def _track(self, group: GroupInFlight) -> None:
         self._open[group.prompt.index] = group
         group.task.add_done_callback(lambda task: self._ended(group, task))
 
-    def _ended(self, group: OpenGroup, task: asyncio.Task[Group]) -> None:
+    def _ended(self, group: GroupInFlight, task: asyncio.Task[Group]) -> None:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
@@ -172,7 +176,7 @@ class RolloutBuffer:
     def _book(self, judged: Group) -> None:
         index = judged.prompt.index
         del self._open[index]
-        screened = self._screen.look([judged])
+        screened = self._screen.filter([judged])
         if screened.kept:
             self._ledger.keep(index, self.store.put(judged))
             (self._decisions[index],) = screened.decisions
@@ -188,7 +192,7 @@ class RolloutBuffer:
         """Add up the time by what admission waits for."""
         before = time.monotonic()
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             now = time.monotonic()
             self._held[self._held_by()] += now - before
             before = now
@@ -198,27 +202,29 @@ class RolloutBuffer:
         group = self._open.get(awaited.index) if awaited is not None else None
         if group is None:
             return "slots"
-        if not group.num_unanswered:
+        if not group.num_incomplete:
             return "verdicts"
         return "environments" if group.waits_for_environments else "engines"
 
     def _take_held(self) -> dict[str, float]:
-        held, self._held = self._held, dict.fromkeys(HOLDERS, 0.0)
+        held, self._held = self._held, dict.fromkeys(WAIT_REASONS, 0.0)
         total = sum(held.values()) or 1.0
         return {f"stream/held_by/{holder}": seconds / total for holder, seconds in held.items()}
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
-    def take_standing(self) -> Standing:
+    def take_standing(self) -> InFlightPrompts:
         """Return where the prompts are; dropped prompts are reported once."""
-        in_flight = [entry.index for entry in self._ledger.entries(GroupState.MAKING, GroupState.KEPT)]
+        in_flight = [entry.index for entry in self._ledger.entries(GroupState.IN_PROGRESS, GroupState.KEPT)]
         return self._screen.take_standing(in_flight, self._ledger.next_index)
 
     def state(self) -> dict[str, Any]:
         """Return the data position and the ledger as JSON values, and the stored and in-flight groups as
         bytes. Call it only while the engines are paused."""
-        kept = self.store.get([entry.handle for entry in self._ledger.entries(GroupState.KEPT)])
-        making = [self._rollouts.saved(self._open[e.index]) for e in self._ledger.entries(GroupState.MAKING)]
+        kept = self.store.get([entry.group_id for entry in self._ledger.entries(GroupState.KEPT)])
+        making = [
+            self._rollouts.saved(self._open[e.index]) for e in self._ledger.entries(GroupState.IN_PROGRESS)
+        ]
         return {
             "stream": self._prompts.state(),
             "ledger": self._ledger.state(),
@@ -236,7 +242,7 @@ class RolloutBuffer:
         self._ledger.restore(state["ledger"])
         self._screen.dropped = {index: GroupEnd(name) for index, name in state["dropped"]}
         for entry in self._ledger.entries(GroupState.TAKEN):
-            entry.handle = -1  # its samples have been trained on
+            entry.group_id = -1  # its samples have been trained on
         kept, making = (
             [decode_group(data, self._prompts.prompt_at) for data in state[name]]
             for name in ("kept", "making")
@@ -248,11 +254,11 @@ class RolloutBuffer:
         lost |= {g.prompt.index for g in making if any(s.sample_index >= size for s in g.samples)}
         for entry, group in zip(self._ledger.entries(GroupState.KEPT), kept, strict=True):
             if loses_routes or entry.index in lost:
-                self._ledger.make_again([entry])
+                self._ledger.return_to_making([entry])
                 making.append(group)
             else:
-                entry.handle = self.store.put(group)
-                (self._decisions[entry.index],) = self._screen.look([group]).decisions
+                entry.group_id = self.store.put(group)
+                (self._decisions[entry.index],) = self._screen.filter([group]).decisions
         for group in making:
             records = () if loses_routes or group.prompt.index in lost else group.samples
             self._track(self._rollouts.start(group.prompt, self._sampling, records))
@@ -261,8 +267,8 @@ class RolloutBuffer:
 
     def _warn_of_age(self, version: int) -> None:
         """Warn if more or staler groups are in flight than these settings admit."""
-        batch, bound = self._admission.batch, self._admission.age_bound
-        open_ = self._ledger.entries(GroupState.MAKING, GroupState.KEPT)
+        batch, bound = self._admission.batch, self._admission.staleness_bound
+        open_ = self._ledger.entries(GroupState.IN_PROGRESS, GroupState.KEPT)
         ages = [version + place // batch - entry.admitted_at for place, entry in enumerate(open_)]
         if ages and max(ages) > bound:
             log.warning(

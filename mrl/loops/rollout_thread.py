@@ -25,18 +25,18 @@ from mrl.data.prompt_stream import PromptStream
 from mrl.errors import MrlError, RewardError, RolloutError
 from mrl.loops.event_thread import EventThread
 from mrl.loops.rollout_buffer import RolloutBuffer, StepGroups
-from mrl.observe.ledger_log import Standing
+from mrl.observe.ledger_log import InFlightPrompts
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.engine_client import Address
-from mrl.rollout.engine_pool import EngineControl, EnginePool, Engines, Interrupted
+from mrl.rollout.engine_pool import EngineControl, EnginePool, Engines, PauseTotals
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
-from mrl.trajectories.group import GroupMaker, OpenGroup, RolloutRunner, RulesOf
+from mrl.trajectories.group import GroupInFlight, GroupMaker, RolloutRunner, RulesOf
 from mrl.trajectories.remote_rollouts import WorkerEngines
 from mrl.trajectories.rewards import RewardClient, RewardWorkers
 
-AT_ONCE = 4096
-"""Most samples that `in_turn` keeps in flight: more than engines generate concurrently."""
+MAX_IN_FLIGHT = 4096
+"""Most samples that `generate_in_order` keeps in flight: more than engines generate concurrently."""
 
 
 class RolloutThread(EventThread):
@@ -59,7 +59,7 @@ class RolloutThread(EventThread):
             rollouts: Builds the GroupMaker in the thread, given this (`in_this_process`, remote_rollouts.py).
             clock: Counts the waiting time.
             deadline_seconds: Longest wait for all responses of a round, and then for all verdicts; of
-                `in_turn`, from one arrival to the next.
+                `generate_in_order`, from one arrival to the next.
         """
         super().__init__("rollouts", clock)
         self._deadline_seconds = deadline_seconds
@@ -83,29 +83,29 @@ class RolloutThread(EventThread):
         with self.clock.phase("reward"):
             return self.do(_all_judged(opened), self._deadline_seconds, lambda: self._late(opened))
 
-    def in_turn(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Group]:
+    def generate_in_order(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Group]:
         """Yield the groups that `groups` would return, each once it and all before it are complete. `prompts`
         may be of any length: it is read while fewer than AT_ONCE samples are in flight."""
-        waiting, opened, num_come = iter(prompts), deque[OpenGroup](), -1
+        waiting, opened, num_come = iter(prompts), deque[GroupInFlight](), -1
 
         def late() -> MrlError:
             return self._late(opened)
 
-        def start(prompts: Sequence[Prompt]) -> list[OpenGroup]:
+        def start(prompts: Sequence[Prompt]) -> list[GroupInFlight]:
             return self.ask(lambda: self._rollouts.start_all(prompts, sampling, on_failure=self.fail))
 
         while True:
-            room = (AT_ONCE - sum(group.num_unjudged for group in opened)) // sampling.num_samples
+            room = (MAX_IN_FLIGHT - sum(group.num_unjudged for group in opened)) // sampling.num_samples
             batch = list(itertools.islice(waiting, max(room, 0 if opened else 1)))
             if batch:
                 opened += start(batch)
             if not opened:
                 return
-            num_come = self.do(self._rollouts.more_than(num_come), self._deadline_seconds, late)
+            num_come = self.do(self._rollouts.wait_beyond(num_come), self._deadline_seconds, late)
             while opened and opened[0].task.done():
                 yield opened.popleft().task.result()
 
-    def _late(self, groups: Iterable[OpenGroup]) -> MrlError:
+    def _late(self, groups: Iterable[GroupInFlight]) -> MrlError:
         groups = list(groups)
         responses, verdicts = self._rollouts.missing(groups)
         error, kind, phase = (
@@ -160,7 +160,7 @@ class RolloutThread(EventThread):
         """Describe what a stream waits for, for messages."""
         return self.buffer.waiting_for()
 
-    def take_standing(self) -> Standing:
+    def take_standing(self) -> InFlightPrompts:
         """Return where a stream's prompts are."""
         return self.ask(lambda: self.buffer.take_standing())
 
@@ -190,13 +190,13 @@ class RolloutThread(EventThread):
 
         self.ask(resume)
 
-    def pause(self, *, snapshot: bool = False) -> Interrupted:
+    def pause(self, *, snapshot: bool = False) -> PauseTotals:
         """Pause the engines at a token boundary until `resume`. `snapshot`: fetch the partial rollouts, for
         `state` and for engines that are lost."""
         if not self._runs and (self._has_snapshot or not snapshot):
-            return Interrupted()
+            return PauseTotals()
 
-        async def pause() -> Interrupted:
+        async def pause() -> PauseTotals:
             if self._buffer is not None:
                 self._buffer.stop()
             return await self.engines.pause(snapshot=snapshot)
@@ -282,10 +282,10 @@ def in_this_process[Thread: EventThread](
     return make
 
 
-async def _all_answered(groups: Sequence[OpenGroup]) -> None:
+async def _all_answered(groups: Sequence[GroupInFlight]) -> None:
     for group in groups:
-        await group.answered.wait()
+        await group.completed.wait()
 
 
-async def _all_judged(groups: Sequence[OpenGroup]) -> list[Group]:
+async def _all_judged(groups: Sequence[GroupInFlight]) -> list[Group]:
     return [await group.task for group in groups]

@@ -20,7 +20,7 @@ from mrl.loops.learn import Learner, TrainerRanks, TrainingStep
 from mrl.loops.recorder import Recorder
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.validate import validate
-from mrl.observe.ledger_log import Standing
+from mrl.observe.ledger_log import InFlightPrompts
 from mrl.samples import Group, Prompt
 
 
@@ -32,13 +32,13 @@ class TrainerAndEngines(Protocol):
 
     def sync(self, version: int) -> dict[str, float]: ...
 
-    def rest(self) -> None: ...
+    def end_generation(self) -> None: ...
 
 
 class Supply(Protocol):
     """Source of a schedule's groups, as checkpoints and ledger lines need it."""
 
-    def take_standing(self) -> Standing:
+    def take_standing(self) -> InFlightPrompts:
         """Return where the prompts are now; dropped prompts are reported once."""
         ...
 
@@ -199,7 +199,7 @@ class Schedule(abc.ABC):
     def _write_row(self, number: int, metrics: dict[str, float]) -> None:
         start = time.monotonic()
         self._recorder.row(number, metrics)
-        self._checkpoints.export_due()
+        self._checkpoints.poll_exports()
         self._row_seconds = time.monotonic() - start
 
     # -- what is due -----------------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ from mrl.config.root import Config
 from mrl.config.sections.algorithm import FilterSection
 from mrl.errors import RewardError
 from mrl.loops import nan_guard
-from mrl.loops.alikeness import alikeness
+from mrl.loops.alikeness import response_similarity
 from mrl.loops.episode_metrics import episode_metrics
-from mrl.loops.staleness import newest_version, oldest
-from mrl.loops.witnesses import Witnesses
-from mrl.observe.ledger_log import Standing
+from mrl.loops.staleness import largest_staleness, newest_version
+from mrl.loops.witnesses import AuditAgreement
+from mrl.observe.ledger_log import InFlightPrompts
 from mrl.pool.ledger import GroupEnd
 from mrl.samples import Group, Sample, Status, VerdictKind
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Screened:
+class FilteredGroups:
     """Judged groups, and those of them that are worth training on."""
 
     judged: tuple[Group, ...]
@@ -56,7 +56,7 @@ def _with_rewards(group: Group) -> Group:
     return group if len(samples) == len(group.samples) else Group(group.prompt, samples)
 
 
-class Screen:
+class GroupFilter:
     """Filter of a run, and the groups that went through it since the last step was closed."""
 
     def __init__(self, config: Config) -> None:
@@ -64,8 +64,8 @@ class Screen:
         self._tests = config.algorithm.filter or FilterSection()
         """Filter whose decisions are counted even if the run keeps all groups."""
         self._booked: list[Group] = []
-        self._witnesses = Witnesses(config.reward)
-        self._account = filtering.Account()
+        self._witnesses = AuditAgreement(config.reward)
+        self._account = filtering.DecisionCounts()
         self.dropped: dict[int, GroupEnd] = {}
         """How booked groups that are not trained on ended, by prompt index, since the last report."""
 
@@ -78,40 +78,40 @@ class Screen:
         """Return the newest version of the booked groups' tokens; -1 without any."""
         return max((newest_version(group) for group in self._booked), default=-1)
 
-    def look(self, groups: Sequence[Group]) -> Screened:
+    def filter(self, groups: Sequence[Group]) -> FilteredGroups:
         """Decide which judged groups are kept. Raise BadNumbers if a reward is not a finite number."""
         nan_guard.check_finite_rewards(groups)
         scored = trainable(groups)
-        decisions = filtering.keep(self._tests, [_values(group) for group in scored])
+        decisions = filtering.decide(self._tests, [_values(group) for group in scored])
         return self._screened(groups, scored, decisions)
 
-    def look_again(self, groups: Sequence[Group], decisions: list[filtering.Decision]) -> Screened:
-        """Return what `look` returned for groups that have rewards, given its decisions."""
+    def refilter(self, groups: Sequence[Group], decisions: list[filtering.Decision]) -> FilteredGroups:
+        """Return what `filter` returned for groups that have rewards, given its decisions."""
         return self._screened(groups, trainable(groups), decisions)
 
     def _screened(
         self, groups: Sequence[Group], scored: list[Group], decisions: list[filtering.Decision]
-    ) -> Screened:
+    ) -> FilteredGroups:
         pairs, keeps_all = zip(scored, decisions, strict=True), self._config.algorithm.filter is None
         kept = [group for group, decision in pairs if keeps_all or decision is filtering.Decision.KEPT]
-        return Screened(tuple(groups), scored, decisions, kept)
+        return FilteredGroups(tuple(groups), scored, decisions, kept)
 
-    def book(self, screened: Screened) -> None:
+    def book(self, screened: FilteredGroups) -> None:
         """Count judged groups to the next closed step, with the filter's reason even if all are kept."""
         self._booked += screened.judged
         self.dropped |= screened.dropped()
         self._account.add(screened.decisions, [group.prompt.domain for group in screened.scored])
 
-    def take_standing(self, on_the_way: Sequence[int], next_index: int) -> Standing:
+    def take_standing(self, on_the_way: Sequence[int], next_index: int) -> InFlightPrompts:
         """Return where a run's prompts are; dropped prompts are reported once."""
         dropped, self.dropped = self.dropped, {}
         filtered, given_up = (
             [index for index, end in dropped.items() if end is kind]
             for kind in (GroupEnd.FILTERED, GroupEnd.GIVEN_UP)
         )
-        return Standing(on_the_way, next_index, filtered, given_up)
+        return InFlightPrompts(on_the_way, next_index, filtered, given_up)
 
-    def close(self, chosen: Sequence[Group], *, version: int, effort: str) -> dict[str, float]:
+    def finish_step(self, chosen: Sequence[Group], *, version: int, effort: str) -> dict[str, float]:
         """Return the metrics of the step that trains `version` on these groups, and start the next account.
 
         Raise RewardError if too many booked samples have no verdict. `effort`: what was
@@ -120,7 +120,7 @@ class Screen:
         wanted, no_reward = self._config.loop.prompts_per_step, _no_reward(judged)
         metrics = (
             _statistics(judged)
-            | alikeness(judged)
+            | response_similarity(judged)
             | self._account.metrics()
             | {
                 "group/short": float(wanted - len(chosen)),
@@ -128,11 +128,11 @@ class Screen:
                 "rollout/groups": float(len(chosen)),
             }
             | self._agreement(judged)
-            | oldest(chosen, version)
+            | largest_staleness(chosen, version)
         )
         self._check_budget(len(chosen), metrics, effort)
         self._check_rewards(no_reward)
-        self._booked, self._account = [], filtering.Account()
+        self._booked, self._account = [], filtering.DecisionCounts()
         return metrics
 
     def _agreement(self, judged: Sequence[Group]) -> dict[str, float]:

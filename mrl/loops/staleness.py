@@ -25,7 +25,7 @@ def token_counts(group: Group, version: int) -> np.ndarray:
     return counts
 
 
-def oldest(groups: Sequence[Group], version: int) -> dict[str, float]:
+def largest_staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Return the largest staleness in versions, and the stale shares of tokens and groups."""
     counts = [token_counts(group, version) for group in groups]
     stale, tokens = sum(int(c[1:].sum()) for c in counts), sum(int(c.sum()) for c in counts)
@@ -36,7 +36,7 @@ def oldest(groups: Sequence[Group], version: int) -> dict[str, float]:
     }
 
 
-def ages_of(groups: Sequence[Group], version: int) -> dict[str, float]:
+def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Return the mean staleness at `version`, the share of each staleness, and segments per sample."""
     samples = [sample for group in groups for sample in group.samples]
     if not samples:
@@ -54,7 +54,7 @@ def ages_of(groups: Sequence[Group], version: int) -> dict[str, float]:
     }
 
 
-def by_age(batch: TrainBatch, logprobs: np.ndarray) -> dict[str, float]:
+def drift_by_staleness(batch: TrainBatch, logprobs: np.ndarray) -> dict[str, float]:
     """Return effective sample size and KL per staleness above 0, from the trained weights' `logprobs` [N].
 
     Weights are w = exp(trained - sampled log-prob), in float64. The sample size is a share of the tokens:

@@ -25,7 +25,7 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.errors import RolloutError, WorkerLost
-from mrl.loops.event_thread import LOOK_SECONDS
+from mrl.loops.event_thread import CHECK_SECONDS
 from mrl.loops.learn import TrainingStep
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.schedule import Schedule, TrainerAndEngines
@@ -95,7 +95,7 @@ class StreamLoop(Schedule):
         start, limit = time.monotonic(), self._config.loop.phase_deadline_seconds
         step.metrics["stream/waited"] = 0.0
         with self._clock.phase("generate"):
-            while (batch := self._rollouts.take(step.version, min(LOOK_SECONDS, limit))) is None:
+            while (batch := self._rollouts.take(step.version, min(CHECK_SECONDS, limit))) is None:
                 if time.monotonic() - start > limit:
                     raise RolloutError(
                         f"the next groups are not ready after loop.phase_deadline_seconds = {limit:g} s in "
@@ -144,7 +144,7 @@ class StreamLoop(Schedule):
 
     def _park(self, *, saves: bool) -> None:
         with self._clock.phase("park"):
-            self._pause(snapshot=saves or self._config.rollout.replace > 0)
+            self._pause(snapshot=saves or self._config.rollout.max_replacements > 0)
 
     def _pause(self, *, snapshot: bool) -> None:
         start = time.monotonic()
@@ -159,4 +159,4 @@ class StreamLoop(Schedule):
     def _rest(self, *, saves: bool) -> None:
         self._park(saves=saves)
         if self._steps_since_sync == 0:  # otherwise they are idle since an earlier step
-            self._engines.rest()
+            self._engines.end_generation()

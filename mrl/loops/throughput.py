@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 
 PEAKS = {
     "GB200": 2.5e15,
@@ -50,7 +50,7 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
 class Throughput:
     """Callable that turns a step's sample lengths and metrics into figures per device."""
 
-    facts: Facts
+    facts: ModelSize
     algorithm: AlgorithmSection
     num_devices: int
     """Slots of the run: GPUs, or processes in their place."""

@@ -23,14 +23,16 @@ class Scores:
     domain: str
     tag: str
     of_samples: Sequence[float | None]
-    """`score_of` each sample."""
+    """`validation_score` each sample."""
 
     @classmethod
     def of(cls, group: Group, reward: RewardSection) -> Self:
         prompt = group.prompt
         has_parts = len(reward.for_domain(prompt.domain).verifiers()) > 1
         return cls(
-            prompt.domain, prompt.tag, [score_of(sample, has_parts=has_parts) for sample in group.samples]
+            prompt.domain,
+            prompt.tag,
+            [validation_score(sample, has_parts=has_parts) for sample in group.samples],
         )
 
     @property
@@ -44,7 +46,7 @@ def validate(
 ) -> tuple[dict[str, float], list[Group]]:
     """Return the `validation_metrics` of the prompts, and the greedy groups."""
     sampling, reward = validation_sampling_of(config), config.reward
-    groups = rollouts.groups(prompts, greedy(sampling))
+    groups = rollouts.groups(prompts, greedy_sampling(sampling))
     sampled = rollouts.groups(prompts, sampling) if sampling.num_samples else []
     scores = [[Scores.of(group, reward) for group in batch] for batch in (groups, sampled)]
     return validation_metrics(*scores, reward=reward), groups
@@ -74,14 +76,14 @@ def validation_metrics(
     return metrics
 
 
-def is_binary(reward: RewardSection, domain: str) -> bool:
+def gives_binary_rewards(reward: RewardSection, domain: str) -> bool:
     """Return True if the kind of the domain's first verifier gives no scores but 0 and 1."""
     first, *others = reward.for_domain(domain).verifiers()
     weighs = not others and first.weight != 1
     return reward_kind(first).is_binary and first.min_reward in (0.0, 1.0) and not weighs
 
 
-def greedy(sampling: Sampling) -> Sampling:
+def greedy_sampling(sampling: Sampling) -> Sampling:
     """Return the sampling of one greedy response."""
     return dataclasses.replace(sampling, num_samples=1, greedy=True)
 
@@ -97,7 +99,7 @@ def validation_sampling_of(config: Config) -> Sampling:
     )
 
 
-def score_of(sample: Sample, *, has_parts: bool) -> float | None:
+def validation_score(sample: Sample, *, has_parts: bool) -> float | None:
     """Return the verdict's value, or the first verifier's if there are several; None without a reward."""
     if not sample.has_reward:
         return None
@@ -108,7 +110,7 @@ def score_of(sample: Sample, *, has_parts: bool) -> float | None:
 
 def _means(suffix: str, prompts: Sequence[Scores], reward: RewardSection) -> dict[str, float]:
     mean, domains = _mean(prompts), {prompt.domain for prompt in prompts}
-    is_share = all(is_binary(reward, domain) for domain in domains)
+    is_share = all(gives_binary_rewards(reward, domain) for domain in domains)
     names = ("val/reward", "val/accuracy") if is_share else ("val/reward",)
     return {name + suffix: mean for name in names}
 

@@ -19,12 +19,12 @@ Seen = tuple[bool, bool]
 """(the reward says correct, the audit verifier says correct)."""
 
 
-class Witnesses:
+class AuditAgreement:
     """Audited samples of the first and of the newest steps."""
 
     def __init__(self, section: RewardSection) -> None:
         self._section = section
-        self._has_any = any(part.is_witness for part in section.all_verifiers())
+        self._has_any = any(part.is_audit for part in section.all_verifiers())
         self._first: list[list[Seen]] = []
         self._newest: collections.deque[list[Seen]] = collections.deque(maxlen=STEPS)
 
@@ -56,7 +56,7 @@ class Witnesses:
         if verdict is None or verdict.value is None:
             return
         for part in self._section.for_domain(sample.domain).verifiers():
-            if part.is_witness and part.label in verdict.parts:
+            if part.is_audit and part.label in verdict.parts:
                 yield verdict.value > RIGHT_ABOVE, verdict.parts[part.label] > RIGHT_ABOVE
 
     def _fallen(self, agreed: int, total: int, agreed_first: int, total_first: int) -> str:

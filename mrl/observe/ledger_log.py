@@ -26,10 +26,10 @@ MOST_INDICES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Standing:
+class InFlightPrompts:
     """Prompts in flight, and prompts dropped since the last query without being trained on."""
 
-    on_the_way: Sequence[int]
+    in_flight: Sequence[int]
     """Prompts admitted, and neither trained on nor dropped."""
     next_index: int
     """Index of the next prompt to admit."""
@@ -46,7 +46,7 @@ class LedgerLog:
         self.attempt = 0
         """Number of this start of the run, from 1; 0 before `start`."""
 
-    def start(self, step: int, standing: Standing) -> list[int]:
+    def start(self, step: int, standing: InFlightPrompts) -> list[int]:
         """Begin an attempt with this step; return how many prompts each step that it undoes had trained."""
         _cut_torn_line(self._path)
         before, undone = _before(self._path, step)
@@ -54,7 +54,7 @@ class LedgerLog:
         self._append({"start": self.attempt, "step": step} | _fields(standing))
         return undone
 
-    def step(self, step: int, trained: Iterable[int], standing: Standing) -> None:
+    def step(self, step: int, trained: Iterable[int], standing: InFlightPrompts) -> None:
         """Write the line of a trained step."""
         self._append({"step": step, "trained": ranges(trained)} | _fields(standing))
 
@@ -82,12 +82,12 @@ def indices_of(text: str) -> list[int]:
     return [index for span in spans for index in span]
 
 
-def _fields(standing: Standing) -> dict[str, object]:
+def _fields(standing: InFlightPrompts) -> dict[str, object]:
     return {
         "next": standing.next_index,
         "filtered": ranges(standing.filtered),
         "given_up": ranges(standing.given_up),
-        "on_the_way": ranges(standing.on_the_way),
+        "on_the_way": ranges(standing.in_flight),
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mrl.observe.metric_names import with_todays_names
+from mrl.observe.metric_names import with_current_names
 
 LARGEST_STEP = 2**53
 POINTS = 1000
@@ -41,7 +41,7 @@ class Curves:
         while self._steps and self._steps[-1] >= step:
             self._steps.pop()
         self._steps.append(step)
-        for name, value in with_todays_names(row).items():
+        for name, value in with_current_names(row).items():
             number = _number(value)
             self._column(name, len(self._steps) - 1).append(math.nan if number is None else number)
             if number is not None and not math.isfinite(number):
@@ -64,14 +64,14 @@ class Curves:
         """[S] steps of the rows, ascending."""
         return np.array(self._steps, np.int64)
 
-    def of(self, name: str) -> np.ndarray:
+    def values(self, name: str) -> np.ndarray:
         """Return [S] float64; NaN if a row has no finite number of this name."""
         if name not in self._columns:
             return np.full(len(self), math.nan)
         return np.array(self._column(name, len(self)), np.float64)
 
     def has(self, name: str) -> bool:
-        return bool(np.isfinite(self.of(name)).any())
+        return bool(np.isfinite(self.values(name)).any())
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the metrics with this prefix, in order of first appearance."""
@@ -83,7 +83,7 @@ def rows_per_point(curves: Curves, points: int = POINTS) -> int:
     return 1 << max(0, math.ceil(math.log2(len(curves) / points))) if len(curves) else 1
 
 
-def drawn(curves: Curves, points: int = POINTS) -> dict[str, Any]:
+def curve_points(curves: Curves, points: int = POINTS) -> dict[str, Any]:
     """Return JSON values: step and hours at the end of each point, each metric's means, and ranges if points
     have several rows.
 
@@ -92,7 +92,7 @@ def drawn(curves: Curves, points: int = POINTS) -> dict[str, Any]:
     width, steps = rows_per_point(curves, points), curves.steps
     starts = np.arange(0, len(curves), width)
     last = np.minimum(starts + width, len(curves)) - 1
-    seconds = np.cumsum(sum(np.nan_to_num(curves.of(name)) for name in SECONDS))
+    seconds = np.cumsum(sum(np.nan_to_num(curves.values(name)) for name in SECONDS))
     return {
         "rows": len(curves),
         "rows_per_point": width,
@@ -100,7 +100,7 @@ def drawn(curves: Curves, points: int = POINTS) -> dict[str, Any]:
         "step": steps[last].tolist(),
         "hours": [_short(value) for value in seconds[last] / 3600],
         "metrics": {
-            name: _points(curves.of(name), starts, with_range=width > 1)
+            name: _points(curves.values(name), starts, with_range=width > 1)
             for name in curves.names()
             if name != "step" and curves.has(name)
         },

@@ -48,10 +48,10 @@ def _part(part: str) -> str:
     return f"({part[1:-1]})" if "|" in part else "[^/]+"
 
 
-def with_todays_names(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_current_names(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Rename `val/accuracy` of earlier versions, the mean reward of any kind, to `val/reward`.
 
-    >>> with_todays_names({"step": 3, "val/accuracy": 0.5, "val/accuracy/sums": 1.0})
+    >>> with_current_names({"step": 3, "val/accuracy": 0.5, "val/accuracy/sums": 1.0})
     {'step': 3, 'val/reward': 0.5, 'val/reward/sums': 1.0}
     """
     if "val/accuracy" not in row or "val/reward" in row:

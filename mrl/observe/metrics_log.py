@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mrl.files import put_aside, replacing
-from mrl.observe.metric_names import with_todays_names
+from mrl.observe.metric_names import with_current_names
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def _row(line: bytes) -> dict[str, float] | None:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None
-    return dict(with_todays_names(row))
+    return dict(with_current_names(row))
 
 
 def _line(row: Mapping[str, object]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-SHOWN = (
+COLUMNS = (
     ("reward", "reward/mean", ".3f"),
     ("accuracy", "val/accuracy", ".3f"),
     ("validation", "val/reward", ".3f"),
@@ -36,7 +36,7 @@ class ProgressPrinter:
         """Print the line of a step."""
         self._first_step = step if self._first_step is None else self._first_step
         shown = metrics.keys() - ({"val/reward"} if "val/accuracy" in metrics else set())  # the same number
-        figures = [f"{label} {metrics[name]:{form}}" for label, name, form in SHOWN if name in shown]
+        figures = [f"{label} {metrics[name]:{form}}" for label, name, form in COLUMNS if name in shown]
         seconds = metrics.get("time/step_seconds", 0.0)
         done = step - self._first_step + 1
         left = (time.monotonic() - self._start) / done * max(0, self._num_steps - step)

@@ -63,7 +63,7 @@ class SamplesLog:
         for place, (group, sample) in enumerate(itertools.islice(chosen, self._limit)):
             row = row_of(step, kind, group, sample)
             if tokens is not None and place < self._limit_tokens:
-                row["tokens"] = tokens.of(sample)
+                row["tokens"] = tokens.values(sample)
             rows.append(row)
         append_lines(self._path, [json.dumps(row) + "\n" for row in rows])
         return rows

@@ -12,7 +12,7 @@ _MMAP_MAX, _TRIM_THRESHOLD = -4, -1
 """glibc's parameters (malloc.h)."""
 
 
-def settle() -> None:
+def tune_driver_memory() -> None:
     """Prepare the process for its steps: garbage collection and memory.
 
     Freezing exempts objects of the start from collection. A step's samples are some hundred thousand objects,

@@ -28,7 +28,7 @@ def lossy(descriptor: int) -> TextIO:
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
-def say(text: str) -> None:
+def write_stderr(text: str) -> None:
     """Write a line to standard error, even in a signal handler that interrupts a user of the stream."""
     with contextlib.suppress(OSError):  # a full disk
         os.write(2, f"{text}\n".encode())

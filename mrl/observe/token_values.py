@@ -22,7 +22,7 @@ class TokenValues:
         self._batch, self._pieces = batch, pieces
         self._places = {name: place for place, name in enumerate(batch.sample_ids)}
 
-    def of(self, sample: Sample) -> dict[str, Any]:
+    def values(self, sample: Sample) -> dict[str, Any]:
         """Return JSON values of the response's T tokens: `text` is a list of T; the others are lists, or one
         number if all are equal.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mrl.errors import PoolError
+from mrl.errors import RolloutBufferError
 from mrl.pool.group_bytes import size_of
 from mrl.samples import Group
 
@@ -17,7 +17,7 @@ class GroupStore:
         self._num_put = 0
 
     @property
-    def handles(self) -> list[int]:
+    def group_ids(self) -> list[int]:
         """Group ids of all stored groups, in insertion order."""
         return list(self._groups)
 
@@ -34,11 +34,11 @@ class GroupStore:
         return handle
 
     def get(self, handles: Iterable[int]) -> list[Group]:
-        """Return the groups of these ids, in this order. Raises PoolError for an id that is not stored."""
+        """Return the groups of these ids, in this order. Raises RolloutBufferError for an id that is not stored."""
         try:
             return [self._groups[handle] for handle in handles]
         except KeyError as error:
-            raise PoolError(f"group {error} is not in the rollout buffer") from error
+            raise RolloutBufferError(f"group {error} is not in the rollout buffer") from error
 
     def release(self, handles: Iterable[int]) -> None:
         """Remove groups; ignore ids that are not stored."""

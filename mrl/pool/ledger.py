@@ -12,7 +12,7 @@ The number of groups in flight bounds the staleness of every token. The quota is
 batch slots. A group in flight uses one slot. A step uses `batch` slots, even for fewer groups, from the time
 it takes them until the engines serve the version it trained. So a group admitted while the engines serve
 version u has at most slots - 1 groups ahead, and every step uses `batch` of them: the step that trains this
-group trains at most version u + age_bound. Later tokens are less stale. A step takes fewer groups only if no
+group trains at most version u + staleness_bound. Later tokens are less stale. A step takes fewer groups only if no
 other group is in flight. No group is dropped because it is stale.
 """
 
@@ -25,13 +25,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mrl.errors import PoolError
+from mrl.errors import RolloutBufferError
 
 
 class GroupState(enum.Enum):
     """State of a group in flight."""
 
-    MAKING = "making"
+    IN_PROGRESS = "making"
     KEPT = "kept"
     TAKEN = "taken"
 
@@ -52,8 +52,8 @@ class Entry:
     """Prompt index."""
     admitted_at: int
     """Version that the engines served at admission: no token of the group is older."""
-    state: GroupState = GroupState.MAKING
-    handle: int = -1
+    state: GroupState = GroupState.IN_PROGRESS
+    group_id: int = -1
     """Group id in the rollout buffer; -1 before it is kept."""
     trained_at: int = -1
     """Version that its step trains; -1 before it is taken."""
@@ -77,7 +77,7 @@ class GroupLedger:
         """Versions not yet served by the engines, of steps that took a batch (possibly an empty one)."""
 
     @property
-    def on_the_way(self) -> int:
+    def num_in_flight(self) -> int:
         """Number of groups that no step has taken yet."""
         return len(self._entries) - self._num_taken
 
@@ -97,7 +97,7 @@ class GroupLedger:
 
     def unready(self, count: int) -> Iterator[Entry]:
         """Yield those of the next `count` groups for a step that are still in the making, oldest first."""
-        return (e for e in itertools.islice(self._untaken(), count) if e.state is GroupState.MAKING)
+        return (e for e in itertools.islice(self._untaken(), count) if e.state is GroupState.IN_PROGRESS)
 
     def _untaken(self) -> Iterator[Entry]:
         """Yield the groups that are not taken; taken groups are always the oldest."""
@@ -113,13 +113,13 @@ class GroupLedger:
         return indices
 
     def keep(self, index: int, handle: int) -> None:
-        """Mark a group as ready to train on; `handle`: its id in the rollout buffer."""
-        self._move(index, GroupState.MAKING, GroupState.KEPT)
-        self._entries[index].handle = handle
+        """Mark a group as ready to train on; `group_id`: its id in the rollout buffer."""
+        self._move(index, GroupState.IN_PROGRESS, GroupState.KEPT)
+        self._entries[index].group_id = handle
 
     def drop(self, index: int, end: GroupEnd) -> None:
         """Remove a judged group that is not trained on."""
-        self._free(self._expect(index, GroupState.MAKING), end)
+        self._free(self._expect(index, GroupState.IN_PROGRESS), end)
         self.fruitless += 1
 
     def batch(self, count: int) -> list[int]:
@@ -134,7 +134,7 @@ class GroupLedger:
             self._entries[index].trained_at = version
         self.fruitless = 0
         self.uncommitted.append(version)
-        return [self._entries[index].handle for index in indices]
+        return [self._entries[index].group_id for index in indices]
 
     def commit(self, version: int) -> list[int]:
         """Free the groups that made `version`, which the engines now serve; return their group ids."""
@@ -142,13 +142,13 @@ class GroupLedger:
         for entry in trained:
             self._free(entry, GroupEnd.TRAINED)
         self.uncommitted = [trained_at for trained_at in self.uncommitted if trained_at >= version]
-        return [entry.handle for entry in trained]
+        return [entry.group_id for entry in trained]
 
-    def make_again(self, entries: Iterable[Entry]) -> None:
+    def return_to_making(self, entries: Iterable[Entry]) -> None:
         """Move kept groups whose samples are not in the checkpoint back to making; they keep their slots."""
         for entry in entries:
-            self._move(entry.index, GroupState.KEPT, GroupState.MAKING)
-            entry.handle = -1
+            self._move(entry.index, GroupState.KEPT, GroupState.IN_PROGRESS)
+            entry.group_id = -1
 
     def _move(self, index: int, old: GroupState, new: GroupState) -> None:
         self._expect(index, old).state = new
@@ -159,7 +159,7 @@ class GroupLedger:
         entry = self._entries.get(index)
         if entry is None or entry.state is not state:
             current = entry.state.value if entry else "not admitted, or freed"
-            raise PoolError(f"group {index} is {current}; it should be {state.value}")
+            raise RolloutBufferError(f"group {index} is {current}; it should be {state.value}")
         return entry
 
     def _free(self, entry: Entry, end: GroupEnd) -> None:
@@ -197,33 +197,33 @@ class Admission:
 
     batch: int
     """Groups per step."""
-    max_age: int = 0
+    max_staleness: int = 0
     sync_every: int = 1
     """Steps per weight sync."""
-    most_fruitless: int = 0
+    max_dropped: int = 0
     """Groups that may be dropped between two batches before they are no longer replaced."""
 
     @property
     def slots(self) -> int:
         """Maximum number of groups in flight, those of uncommitted steps included."""
-        return (self.max_age + self.sync_every) * self.batch
+        return (self.max_staleness + self.sync_every) * self.batch
 
     @property
-    def age_bound(self) -> int:
+    def staleness_bound(self) -> int:
         """Maximum staleness of a trained token, in versions."""
-        return self.max_age + self.sync_every - 1
+        return self.max_staleness + self.sync_every - 1
 
     def room(self, ledger: GroupLedger) -> int:
         """Return the number of groups that may be admitted now."""
-        return 0 if self.is_spent(ledger) else max(0, self.slots - self.used(ledger))
+        return 0 if self.drop_budget_spent(ledger) else max(0, self.slots - self.used(ledger))
 
     def used(self, ledger: GroupLedger) -> int:
         """Return the number of slots in use."""
-        return ledger.on_the_way + self.batch * len(ledger.uncommitted)
+        return ledger.num_in_flight + self.batch * len(ledger.uncommitted)
 
-    def is_spent(self, ledger: GroupLedger) -> bool:
+    def drop_budget_spent(self, ledger: GroupLedger) -> bool:
         """Return True if too many groups were dropped since the last batch."""
-        return ledger.fruitless > self.most_fruitless
+        return ledger.fruitless > self.max_dropped
 
     def sync_due(self, ledger: GroupLedger, *, shared: bool) -> bool:
         """Return True if the engines need the weights of the step that ended. `shared`: they use the
@@ -235,10 +235,10 @@ class Admission:
 
         Fewer than a batch, possibly none, only if the drop budget is spent and no group is in the making.
         """
-        spent = self.is_spent(ledger)
+        spent = self.drop_budget_spent(ledger)
         if ledger.num_kept < self.batch and not spent:
             return None  # fast path: a waiting step calls this for every group that arrives
         ready = ledger.batch(self.batch)
         if len(ready) == self.batch:
             return ready
-        return ready if spent and not ledger.entries(GroupState.MAKING) else None
+        return ready if spent and not ledger.entries(GroupState.IN_PROGRESS) else None

@@ -13,7 +13,7 @@ from mrl.errors import ConfigError
 from mrl.prepare import tokenizer
 
 
-def ensure(model: ModelSection, training_files: Sequence[str], *, seed: int) -> None:
+def ensure_model(model: ModelSection, training_files: Sequence[str], *, seed: int) -> None:
     """Make the model's folder if it is missing and `model.new` is set; else it must be a model folder."""
     path = Path(model.path)
     if (path / "config.json").is_file():

@@ -65,7 +65,7 @@ class ErrorTail:
         return ascii(text[-characters:]) if text else "(nothing on its standard error)"
 
 
-class Line(abc.ABC):
+class WorkerPipes(abc.ABC):
     """Parent's end of the pipes to a worker: sends messages, reads replies."""
 
     def __init__(self, requests: int, replies: int, *, limit: int = MAX_REPLY_BYTES) -> None:
@@ -119,7 +119,7 @@ def read_some(descriptor: int) -> bytes | None:
         return b""
 
 
-def take_over() -> tuple[int, int]:
+def take_over_stdio() -> tuple[int, int]:
     """Move standard input and output to new descriptors, returned as (requests, replies). Then prints go to
     standard error and input is empty, so that no other code reaches the channel."""
     replies, requests = os.dup(1), os.dup(0)

@@ -12,16 +12,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from mrl.processes.channel import Line
+from mrl.processes.channel import WorkerPipes
 from mrl.processes.framing import MAX_REPLY_BYTES
 from mrl.processes.lifeline import die_with_parent
-from mrl.processes.own_time import Allowance, OwnTime, wait_within
+from mrl.processes.own_time import Allowance, OwnTimeClock, wait_within
 
 _FORKING = threading.Lock()
 """One thread forks at a time: filelock raises if two threads fork at once."""
 
 
-class ForkedChild(Line):
+class ForkedChild(WorkerPipes):
     """A child that runs `serve(requests, replies)` on its ends of the pipes and dies with its parent."""
 
     def __init__(self, serve: Callable[[int, int], None], *, limit: int = MAX_REPLY_BYTES) -> None:
@@ -50,7 +50,7 @@ class ForkedChild(Line):
         super().__init__(requests, replies, limit=limit)
         self._arrived: collections.deque[dict[str, Any]] = collections.deque()
 
-    def next_reply(self, own: OwnTime, allowance: Allowance, seconds: float) -> dict[str, Any]:
+    def next_reply(self, own: OwnTimeClock, allowance: Allowance, seconds: float) -> dict[str, Any]:
         """Wait for the next reply.
 
         Raises:

@@ -52,13 +52,13 @@ class Allowance:
         """Return an allowance of `seconds` of own time, starting now."""
         return cls(seconds, time.monotonic() + seconds + PATIENCE_SECONDS)
 
-    def require_patience(self, own: OwnTime) -> None:
+    def require_patience(self, own: OwnTimeClock) -> None:
         """Raise Starved if the observer's patience is over."""
         if time.monotonic() > self.until:
             raise Starved(own.seconds, own.waited)
 
 
-class OwnTime:
+class OwnTimeClock:
     """Own time and CPU time of a process and its descendants, from now on.
 
     Counts while its `with` block is open, in which the observer waits for the process; the observer's own
@@ -80,7 +80,7 @@ class OwnTime:
         self.starved = 0.0
         """Seconds of waiting for a CPU at the last look."""
 
-    def __enter__(self) -> OwnTime:
+    def __enter__(self) -> OwnTimeClock:
         self._entered, self._delayed = time.monotonic(), _own_delay()
         return self
 
@@ -116,7 +116,9 @@ class OwnTime:
         return True
 
 
-def wait_within(own: OwnTime, allowance: Allowance, poll: Callable[[float], bool], *, seconds: float) -> bool:
+def wait_within(
+    own: OwnTimeClock, allowance: Allowance, poll: Callable[[float], bool], *, seconds: float
+) -> bool:
     """Wait until `poll(seconds)` returns True for a process.
 
     Returns:

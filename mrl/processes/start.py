@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from mrl.own_code import child_path
 
 
-def module_words(module: str, *words: str) -> list[str]:
+def module_command(module: str, *words: str) -> list[str]:
     """Return the command that runs a module with this Python, with the working folder last in sys.path."""
     return [sys.executable, "-P", "-m", module, *words]
 
 
-def lifeline_words(command: Sequence[str]) -> list[str]:
+def with_lifeline(command: Sequence[str]) -> list[str]:
     """Return the command wrapped so that it dies with the thread that starts it."""
-    return module_words("mrl.processes.lifeline", str(os.getpid()), *command)
+    return module_command("mrl.processes.lifeline", str(os.getpid()), *command)
 
 
 def child_environment() -> dict[str, str]:

@@ -7,9 +7,9 @@ import dataclasses
 import os
 import subprocess
 
-from mrl.processes.channel import ErrorTail, Line
-from mrl.processes.own_time import OwnTime, process_cpu
-from mrl.processes.start import child_environment, kill_session, module_words
+from mrl.processes.channel import ErrorTail, WorkerPipes
+from mrl.processes.own_time import OwnTimeClock, process_cpu
+from mrl.processes.start import child_environment, kill_session, module_command
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,15 +18,15 @@ class WorkerExit:
 
     status: int
     """Exit status; -N for signal N."""
-    last_words: str
+    stderr_tail: str
     """End of its standard error, printable."""
 
     def __str__(self) -> str:
-        return f"status {self.status}, {self.last_words}"
+        return f"status {self.status}, {self.stderr_tail}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Used:
+class TimeUsed:
     """Time that a worker used since `begin`."""
 
     computed: float = 0.0
@@ -37,7 +37,7 @@ class Used:
     """False if it is in a run queue now, so that the length of this wait is not known."""
 
 
-class WorkerProcess(Line):
+class WorkerProcess(WorkerPipes):
     """A process that runs a module with its parent's pid as argument, in its own session, killed with its
     children.
 
@@ -46,7 +46,7 @@ class WorkerProcess(Line):
 
     def __init__(self, module: str) -> None:
         self._process = subprocess.Popen(
-            module_words(module, str(os.getpid())),
+            module_command(module, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -60,12 +60,12 @@ class WorkerProcess(Line):
 
     def begin(self) -> None:
         """Start counting the time it uses."""
-        self._own_time, self._cpu_before = OwnTime(self.pid), process_cpu(self.pid)
+        self._own_time, self._cpu_before = OwnTimeClock(self.pid), process_cpu(self.pid)
 
-    def used(self) -> Used:
+    def used(self) -> TimeUsed:
         """Return the time it used since `begin`."""
         is_known = self._own_time.look()
-        return Used(process_cpu(self.pid) - self._cpu_before, self._own_time.starved, is_known)
+        return TimeUsed(process_cpu(self.pid) - self._cpu_before, self._own_time.starved, is_known)
 
     def finish(self) -> None:
         """Send what is queued and close the request pipe."""

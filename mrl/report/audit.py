@@ -66,7 +66,7 @@ class Audit:
     """Checks that were not possible, as sentences."""
 
     @property
-    def holds(self) -> bool:
+    def passes(self) -> bool:
         return not (self.twice or self.skipped or self.other)
 
 
@@ -211,24 +211,24 @@ def _members(text: str) -> frozenset[int]:
 # -- text --------------------------------------------------------------------------------------------------
 
 
-def audit_text(found: Audit) -> str:
+def audit_text(result: Audit) -> str:
     """Return the verdict, with the prompts, steps and attempts of each violation."""
-    last, counts = found.lines[-1], collections.Counter[str]()
-    for line in found.lines:
+    last, counts = result.lines[-1], collections.Counter[str]()
+    for line in result.lines:
         counts.update({end: len(line[end]) for end in ENDS})
-    steps = sum(not line.starts for line in found.lines)
-    again = sum(not line.starts for line in found.undone)
+    steps = sum(not line.starts for line in result.lines)
+    again = sum(not line.starts for line in result.undone)
     ends = ", ".join(f"{name.replace('_', ' ')} {counts[name]}" for name in ENDS)
     lines = [
-        f"{steps} steps in {found.attempts} starts; {again} more steps were undone and repeated by a later "
+        f"{steps} steps in {result.attempts} starts; {again} more steps were undone and repeated by a later "
         "start",
         f"{last.next_index} prompts admitted: {ends}, in flight {len(last['on_the_way'])}",
-        f"twice {len(found.twice)}, skipped {len(found.skipped)}",
-        *_listed("twice", found.twice, found),
-        *_listed("skipped", found.skipped, found),
-        *found.other[:MOST],
-        *found.notes,
-        f"ledger.jsonl has {found.num_bytes} bytes, {found.num_bytes / max(1, last.next_index):.1f} per "
+        f"twice {len(result.twice)}, skipped {len(result.skipped)}",
+        *_listed("twice", result.twice, result),
+        *_listed("skipped", result.skipped, result),
+        *result.other[:MOST],
+        *result.notes,
+        f"ledger.jsonl has {result.num_bytes} bytes, {result.num_bytes / max(1, last.next_index):.1f} per "
         "prompt.",
     ]
     return "\n".join(lines)

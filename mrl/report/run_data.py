@@ -10,7 +10,7 @@ from typing import Any
 from mrl.config.flat import flat
 from mrl.config.merge import tree_of
 from mrl.errors import DataError
-from mrl.observe.metric_curves import Curves, drawn, rows_per_point
+from mrl.observe.metric_curves import Curves, curve_points, rows_per_point
 from mrl.report.log_rows import ReadSummary, read_log_rows
 from mrl.report.samples_shown import SamplesShown
 
@@ -56,7 +56,7 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
         "name": run_name(folder),
         "folder": str(folder),
         "notes": notes + curve_notes(curves) + _left_out(samples),
-        "curves": drawn(curves),
+        "curves": curve_points(curves),
         "samples": samples.tree(),
         **settings,
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import DataError
-from mrl.observe.metric_curves import Curves, drawn
+from mrl.observe.metric_curves import Curves, curve_points
 from mrl.report.log_rows import ReadSummary, read_log_rows
 
 BARS = " .:-=+*#%@"
@@ -26,7 +26,7 @@ def run_text(folder: Path) -> str:
         if not (folder / "samples.jsonl").is_file():
             raise DataError(f"{folder}/metrics.jsonl has no rows; is this a run folder?")
         return f"{folder}: metrics.jsonl has no rows. {' '.join(reading.notes())}"
-    tree = drawn(curves)
+    tree = curve_points(curves)
     metrics = tree["metrics"]
     shown = SHOWN_OF_TUNE if SHOWN_OF_TUNE[0] in metrics else SHOWN
     lines = [f"{folder}: {tree['step'][-1]} steps", *reading.notes()]

@@ -100,7 +100,7 @@ class RewardPart(Section):
         return part
 
     @property
-    def is_witness(self) -> bool:
+    def is_audit(self) -> bool:
         """True for an audit verifier: no reward depends on it."""
         return self.weight == 0 and self.gate is None
 

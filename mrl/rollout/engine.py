@@ -21,13 +21,13 @@ from mrl.errors import RolloutError, WeightSyncError
 from mrl.resharding.transfer.session import Session
 from mrl.rollout import engine_routes, exchange, lockstep, scratch, vllm_start
 from mrl.rollout.engine_workers import EngineWorkers
-from mrl.rollout.part import Part
+from mrl.rollout.part import EngineProcess
 from mrl.rollout.request import Completion, GenerationRequest, join_completions, next_request
 from mrl.rollout.waiting import ALL, NOTHING, TRAINING, WaitingQueue
 from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
 
-WHOLE = Part()
+WHOLE = EngineProcess()
 """The only process of an engine."""
 _MEMORY = ("weights", "kv_cache")
 """vLLM's tags for the memory that sleep releases."""
@@ -48,7 +48,7 @@ class _Open:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Paused:
+class PauseReport:
     """Requests and tokens that a pause interrupted."""
 
     num_requests: int = 0
@@ -67,8 +67,8 @@ class RolloutEngine(EngineWorkers):
         *,
         max_length: int,
         seed: int,
-        part: Part = WHOLE,
-        meeting: vllm_start.Meeting | None = None,
+        part: EngineProcess = WHOLE,
+        meeting: vllm_start.Rendezvous | None = None,
         sync: SyncSection | None = None,
         stop_token_ids: Sequence[int] = (),
         deterministic: bool = False,
@@ -176,13 +176,15 @@ class RolloutEngine(EngineWorkers):
         if self.part.dp == 1:
             return self.has_work, wants_pause
         with lockstep.in_lockstep(self.part.name, alone=False):
-            any_work, runs = lockstep.most((int(self.has_work), int(not wants_pause)), self._engine.dp_group)
+            any_work, runs = lockstep.all_reduce_max(
+                (int(self.has_work), int(not wants_pause)), self._engine.dp_group
+            )
         # A rank without requests joins the forward pass of the others with an empty batch.
         idle = not (self._running or len(self._waiting))
         self._engine.should_execute_dummy_batch = bool(any_work) and idle and bool(runs)
         return bool(any_work), not runs
 
-    def pause(self) -> Paused:
+    def pause(self) -> PauseReport:
         """Interrupt all requests at a token boundary until `resume`. Running ones leave vLLM with their
         tokens; with `keeps_caches` they stay in vLLM. The next step returns those that ended meanwhile."""
         self._waiting.hold(ALL)
@@ -190,8 +192,8 @@ class RolloutEngine(EngineWorkers):
         self._ended += self._settle()
         interrupted, self._round_started = list(self._running.values()), False
         if self._keeps_caches:
-            return Paused(len(interrupted))
-        outputs = [exchange.unfinished(self._state(entry.name)) for entry in interrupted]
+            return PauseReport(len(interrupted))
+        outputs = [exchange.partial_output(self._state(entry.name)) for entry in interrupted]
         parts = self._completions(outputs)
         self._engine.abort_request([entry.name for entry in interrupted], internal=True)
         self._running.clear()
@@ -200,17 +202,19 @@ class RolloutEngine(EngineWorkers):
             entry.request = next_request(entry.asked, entry.so_far, self._seed)
         self._waiting.add(entry.request for entry in interrupted)
         contexts = (len(entry.request.prompt_tokens) + len(entry.request.own_tokens) for entry in interrupted)
-        return Paused(len(interrupted), sum(contexts))
+        return PauseReport(len(interrupted), sum(contexts))
 
     def snapshot(self) -> list[Completion]:
         """Return the partial rollout of each open request with a token, as PARKED; only while paused."""
         partial = {name: entry.so_far for name, entry in self._open.items() if entry.so_far is not None}
         if self._running:
-            outputs = [exchange.unfinished(self._state(entry.name)) for entry in self._running.values()]
+            outputs = [exchange.partial_output(self._state(entry.name)) for entry in self._running.values()]
             for part in self._completions(outputs):
                 partial[part.request_id] = join_completions(partial.get(part.request_id), part)
         return [
-            dataclasses.replace(part, status=Status.PARKED) for part in partial.values() if len(part.tokens)
+            dataclasses.replace(part, status=Status.INTERRUPTED)
+            for part in partial.values()
+            if len(part.tokens)
         ]
 
     def resume(self, *, training: bool = True) -> None:
@@ -251,7 +255,7 @@ class RolloutEngine(EngineWorkers):
         salt = str(self.policy_version) if self._keeps_caches else ""
         name = self._engine.add_request(request.request_id, exchange.engine_prompt(request, salt), parameters)
         if parameters.stop and len(request.own_tokens):
-            exchange.remember_text(self._state(name), self._engine.tokenizer, parameters, request)
+            exchange.restore_detokenizer(self._state(name), self._engine.tokenizer, parameters, request)
         return name
 
     def _check(self, request: GenerationRequest) -> None:

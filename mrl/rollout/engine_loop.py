@@ -21,7 +21,7 @@ from mrl.errors import RolloutError
 from mrl.rollout.request import Completion
 
 if TYPE_CHECKING:
-    from mrl.rollout.engine import Paused, RolloutEngine
+    from mrl.rollout.engine import PauseReport, RolloutEngine
 
 _IDLE_SECONDS = 0.02
 """How long an idle dp rank waits for commands before it votes again."""
@@ -56,16 +56,16 @@ class EngineLoop(threading.Thread):
         self.is_busy = False
         """True during a step and its vote."""
         self._paused, self._closed, self._others_work = True, False, False
-        self._pausing: list[concurrent.futures.Future[Paused]] = []
+        self._pausing: list[concurrent.futures.Future[PauseReport]] = []
         self._failure: BaseException | None = None
 
     def call[R](self, function: Callable[[RolloutEngine], R]) -> concurrent.futures.Future[R]:
         """Run a function of the engine between two steps; return the future of its value."""
         return self._put(lambda: function(self.engine))
 
-    def pause(self) -> concurrent.futures.Future[Paused]:
+    def pause(self) -> concurrent.futures.Future[PauseReport]:
         """Stop stepping at a token boundary (`RolloutEngine.pause`); nothing steps until `resume`."""
-        done: concurrent.futures.Future[Paused] = concurrent.futures.Future()
+        done: concurrent.futures.Future[PauseReport] = concurrent.futures.Future()
         self._put(lambda: self._pausing.append(done)).add_done_callback(
             lambda queued: done.set_exception(error) if (error := queued.exception()) else None
         )

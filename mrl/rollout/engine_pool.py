@@ -34,7 +34,7 @@ class EngineControl(Protocol):
     newest_version: int
     """Newest weight version of the tokens that arrived since this was set to -1."""
 
-    async def pause(self, *, snapshot: bool) -> Interrupted:
+    async def pause(self, *, snapshot: bool) -> PauseTotals:
         """Stop all engines at a token boundary; with `snapshot` fetch the partial rollouts."""
         ...
 
@@ -61,7 +61,7 @@ class Engines(Policy, EngineControl, Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Interrupted:
+class PauseTotals:
     """Requests and tokens that a pause interrupted, over all engines."""
 
     num_requests: int = 0
@@ -157,15 +157,15 @@ class EnginePool(Engines):
         """Return the tokens to continue from: none if they have routes, which died with the engine."""
         return None if latest is not None and latest.routes is not None else latest
 
-    async def pause(self, *, snapshot: bool) -> Interrupted:
+    async def pause(self, *, snapshot: bool) -> PauseTotals:
         pauses = await asyncio.gather(*(self._pause(client, snapshot) for client in self._clients.values()))
-        return Interrupted(sum(p.num_requests for p in pauses), sum(p.num_tokens for p in pauses))
+        return PauseTotals(sum(p.num_requests for p in pauses), sum(p.num_tokens for p in pauses))
 
-    async def _pause(self, client: EngineClient, snapshot: bool) -> engine_messages.PauseDone | Interrupted:
+    async def _pause(self, client: EngineClient, snapshot: bool) -> engine_messages.PauseDone | PauseTotals:
         try:
             done, parts = await client.pause(snapshot=snapshot)
         except EngineLost:
-            return Interrupted()
+            return PauseTotals()
         for part in parts:
             if (entry := self._open.get(part.request_id)) is not None:
                 entry.latest = join_completions(entry.so_far, part)

@@ -20,7 +20,7 @@ from mrl.training.hf.hf_folder import read_config
 
 Ask = Callable[..., list[dict[str, Any]]]
 """Call of a function by name on every worker; returns the replies by tensor-parallel rank."""
-Part = tuple[str, int, Any]
+RouteRequest = tuple[str, int, Any]
 """vLLM's internal request id, the first position whose row is wanted, and vLLM's output of the request."""
 
 
@@ -35,7 +35,7 @@ class RoutesOnCpu:
                 "routing.replay = engine: an engine cannot record its routes: " + "\n".join(errors)
             )
 
-    def take(self, parts: Sequence[Part]) -> list[Routes]:
+    def take(self, parts: Sequence[RouteRequest]) -> list[Routes]:
         """Return the routes of requests that end or leave the engine; the worker forgets them."""
         wanted = [(name, first, _stop(first, output)) for name, first, output in parts]
         first_rank = self._ask("mrl_take_routes", wanted)[0] if wanted else {"routes": []}
@@ -50,7 +50,7 @@ class RoutesOnGpu:
         family = family_of(hf)
         self._layers = [n for n in range(field(hf, "num_hidden_layers")) if family.is_moe_layer(hf, n)]
 
-    def take(self, parts: Sequence[Part]) -> list[Routes]:
+    def take(self, parts: Sequence[RouteRequest]) -> list[Routes]:
         """Return the routes of requests that end or leave the engine."""
         return [self._routes(first, output) for _, first, output in parts]
 

@@ -10,7 +10,7 @@ from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement, require_written_once
 from mrl.resharding.planner.manifest import RankManifest, replicas
-from mrl.rollout.part import Part
+from mrl.rollout.part import EngineProcess
 
 _RECEIVE_DEADLINES = 20
 """Longest weight sync, as a multiple of sync.deadline_seconds (which bounds each single wait)."""
@@ -22,7 +22,7 @@ class EngineWorkers:
     _engine: Any
     """vLLM's LLMEngine."""
 
-    def __init__(self, part: Part, sync: SyncSection) -> None:
+    def __init__(self, part: EngineProcess, sync: SyncSection) -> None:
         self.part, self._sync = part, sync
 
     def prepare_sync(self, host: str | None = None) -> list[str]:

@@ -10,10 +10,12 @@ import warnings
 from mrl.compile_cache import use_own_compile_cache
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import RolloutError
-from mrl.rollout.part import Part
+from mrl.rollout.part import EngineProcess
 
 
-def prepare(rollout: RolloutSection, part: Part, meeting: tuple[str, int] | None, *, compiled: bool) -> None:
+def prepare(
+    rollout: RolloutSection, part: EngineProcess, meeting: tuple[str, int] | None, *, compiled: bool
+) -> None:
     """Set the variables that vLLM reads; call it before vLLM's first import in this process."""
     if "vllm" in sys.modules and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
         raise RolloutError(
@@ -30,7 +32,7 @@ def prepare(rollout: RolloutSection, part: Part, meeting: tuple[str, int] | None
 
 
 def variables(
-    rollout: RolloutSection, part: Part, meeting: tuple[str, int] | None, *, compiled: bool
+    rollout: RolloutSection, part: EngineProcess, meeting: tuple[str, int] | None, *, compiled: bool
 ) -> dict[str, str | None]:
     """Return the variables of a process that imports vLLM; None removes one.
 
@@ -55,7 +57,7 @@ def variables(
     }
 
 
-def _of_dp_rank(part: Part, meeting: tuple[str, int] | None) -> dict[str, str | None]:
+def _of_dp_rank(part: EngineProcess, meeting: tuple[str, int] | None) -> dict[str, str | None]:
     """Return the data-parallel variables of vLLM's "offline SPMD" mode, which has no arguments for them. Each
     rank sees only its own devices, so its local rank is always 0."""
     address, port = meeting or ("127.0.0.1", 0)
@@ -80,6 +82,6 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 
-def tell_routes() -> None:
+def enable_route_output() -> None:
     """Select the model runner that records routes on GPUs; call it before vLLM's first import."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"

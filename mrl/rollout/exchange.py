@@ -52,7 +52,7 @@ def sampling_params(request: GenerationRequest, *, stop: Sequence[int], texts: S
     )
 
 
-def remember_text(state: Any, tokenizer: Any, parameters: Any, request: GenerationRequest) -> None:
+def restore_detokenizer(state: Any, tokenizer: Any, parameters: Any, request: GenerationRequest) -> None:
     """Detokenise the own tokens of a continued request, so that a stop text that begins in them ends it.
 
     vLLM's detokeniser reads them one by one after the prompt, as it did in the first request. If it started
@@ -75,7 +75,7 @@ def remember_text(state: Any, tokenizer: Any, parameters: Any, request: Generati
     state.detokenizer = reader
 
 
-def unfinished(state: Any) -> Any:
+def partial_output(state: Any) -> Any:
     """Return the output of a request that is about to leave the engine, with its tokens so far. vLLM's
     asynchronous engine returns it for an abort; the synchronous one drops it."""
     from vllm.v1.engine import FinishReason

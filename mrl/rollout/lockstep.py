@@ -31,7 +31,7 @@ def in_lockstep(name: str, *, alone: bool) -> Iterator[None]:
         ) from error
 
 
-def most(values: Sequence[int], group: Any) -> list[int]:
+def all_reduce_max(values: Sequence[int], group: Any) -> list[int]:
     """Return the element-wise maximum of the values [n] over all ranks of a torch group; all must call it."""
     import torch
 

@@ -13,7 +13,7 @@ from mrl.config.root import Config
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class EngineProcess:
     """One process of an engine, with an equal share of the rollout.tp slots of its dp rank."""
 
     engine: int = 0
@@ -24,7 +24,7 @@ class Part:
     nodes: int = 1
 
     @classmethod
-    def of(cls, number: int, *, dp: int, nodes: int = 1) -> Part:
+    def of(cls, number: int, *, dp: int, nodes: int = 1) -> EngineProcess:
         """Return process `number` of a run in slot order, not counting those of further nodes.
 
         >>> Part.of(5, dp=2).name
@@ -48,7 +48,7 @@ class Part:
         rank = f", dp rank {self.dp_rank}" if self.dp > 1 else ""
         return f"engine {self.engine}{rank}" + (f", node {self.node}" if self.node else "")
 
-    def further(self) -> list[Part]:
+    def other_nodes(self) -> list[EngineProcess]:
         """Return the processes on the other nodes of its dp rank."""
         return [dataclasses.replace(self, node=node) for node in range(1, self.nodes)]
 
@@ -63,14 +63,14 @@ class Part:
         return slots[first : first + share]
 
 
-def on_each_node(config: Config, nodes: Sequence[int]) -> list[list[int]]:
+def slots_per_node(config: Config, nodes: Sequence[int]) -> list[list[int]]:
     """Return each dp rank's number of slots per node. `nodes`: each slot's node, in consecutive runs."""
     engine_nodes, tp = [nodes[slot] for slot in config.engine_slots], config.rollout.tp
     ranks = (engine_nodes[first : first + tp] for first in range(0, len(engine_nodes), tp))
     return [[len(list(same)) for _, same in itertools.groupby(rank)] for rank in ranks]
 
 
-def schedulers(config: Config, nodes: Sequence[int]) -> list[Part]:
+def schedulers(config: Config, nodes: Sequence[int]) -> list[EngineProcess]:
     """Return each dp rank's process with a scheduler, in slot order; `nodes` as above, in equal shares."""
-    shares = on_each_node(config, nodes)
-    return [Part.of(n, dp=config.rollout.dp, nodes=len(share)) for n, share in enumerate(shares)]
+    shares = slots_per_node(config, nodes)
+    return [EngineProcess.of(n, dp=config.rollout.dp, nodes=len(share)) for n, share in enumerate(shares)]

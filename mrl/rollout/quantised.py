@@ -10,7 +10,7 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.families import family_of
-from mrl.models.folder_form import FolderForm
+from mrl.models.folder_form import FolderFormat
 from mrl.models.hf_config import COMPRESSED, FP8, MXFP4, QUANTIZATION, language_model, stored_method
 from mrl.models.tensors import TRAINER
 from mrl.resharding.planner import quantised
@@ -41,7 +41,7 @@ def _as_stored(hf: dict[str, Any], model_path: str) -> dict[str, Any]:
     which modules are wide: some float8 folders do not list them, above all routers."""
     if stored_method(hf) != FP8:
         return {}
-    form = FolderForm.of(tensor_files(model_path))
+    form = FolderFormat.of(tensor_files(model_path))
     wide = [
         tensor.name.removesuffix(".weight")
         for tensor in family_of(hf).checkpoint_tensors(hf)

@@ -166,7 +166,7 @@ def prompt_digest(tokens: np.ndarray) -> int:
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(tokens, np.int32)) >> 1
 
 
-def next_request(asked: GenerationRequest, so_far: Completion, run_seed: int) -> GenerationRequest:
+def next_request(request: GenerationRequest, so_far: Completion, run_seed: int) -> GenerationRequest:
     """Return the request that continues after `so_far`: its tokens become `own_tokens` and reduce max_tokens.
 
     A request without a token keeps its seed: nothing was drawn from its random stream.
@@ -174,46 +174,48 @@ def next_request(asked: GenerationRequest, so_far: Completion, run_seed: int) ->
     Raises:
         RolloutError: The sample has used its MAX_ATTEMPTS requests.
     """
-    attempt = so_far.segments[-1].attempt + 1 if so_far.segments else asked.attempt
+    attempt = so_far.segments[-1].attempt + 1 if so_far.segments else request.attempt
     if attempt >= MAX_ATTEMPTS:
         raise RolloutError(
-            f"request {asked.request_id} was interrupted {MAX_ATTEMPTS} times after "
+            f"request {request.request_id} was interrupted {MAX_ATTEMPTS} times after "
             f"{len(so_far.tokens)} tokens and has no seed left: a response must not take that many versions"
         )
     return dataclasses.replace(
-        asked,
-        own_tokens=np.concatenate([asked.own_tokens, so_far.tokens]),
-        max_tokens=asked.max_tokens - len(so_far.tokens),
+        request,
+        own_tokens=np.concatenate([request.own_tokens, so_far.tokens]),
+        max_tokens=request.max_tokens - len(so_far.tokens),
         attempt=attempt,
-        seed=seed_of_request(run_seed, asked.request_id, attempt),
+        seed=seed_of_request(run_seed, request.request_id, attempt),
     )
 
 
-def join_completions(so_far: Completion | None, more: Completion) -> Completion:
+def join_completions(so_far: Completion | None, continuation: Completion) -> Completion:
     """Return an earlier part and its continuation as one completion, with the status of the continuation."""
     if so_far is None or not len(so_far.tokens):
-        return more
+        return continuation
     length = len(so_far.tokens)
-    moved = tuple(dataclasses.replace(s, start=s.start + length, end=s.end + length) for s in more.segments)
+    moved = tuple(
+        dataclasses.replace(s, start=s.start + length, end=s.end + length) for s in continuation.segments
+    )
     return Completion(
-        more.request_id,
-        np.concatenate([so_far.tokens, more.tokens]),
-        np.concatenate([so_far.logprobs, more.logprobs]),
+        continuation.request_id,
+        np.concatenate([so_far.tokens, continuation.tokens]),
+        np.concatenate([so_far.logprobs, continuation.logprobs]),
         so_far.segments + moved,
-        more.status,
-        more.text,
-        one_after_other(so_far.routes, more.routes),
+        continuation.status,
+        continuation.text,
+        one_after_other(so_far.routes, continuation.routes),
     )
 
 
-def whole_sample(prompt: Prompt, sample_index: int, completion: Completion) -> Sample:
+def sample_of_completion(prompt: Prompt, sample_index: int, completion: Completion) -> Sample:
     """Return the sample of a prompt's completion; FAILED if a row of its routes is missing.
 
     Raises:
         RolloutError: The context that an engine ran differs from the prompt and earlier segments.
     """
-    require_ran(prompt.tokens, completion)
-    is_whole = completion.status is not Status.PARKED
+    require_same_context(prompt.tokens, completion)
+    is_whole = completion.status is not Status.INTERRUPTED
     failed = is_whole and completion.routes is not None and completion.routes.missing > 0
     return Sample(
         prompt_index=prompt.index,
@@ -245,7 +247,7 @@ def _shared(value: int, length: int, dtype: type) -> np.ndarray:
 
 
 def completion_of(sample: Sample) -> Completion:
-    """Return the completion of a sample; the inverse of `whole_sample`."""
+    """Return the completion of a sample; the inverse of `sample_of_completion`."""
     return Completion(
         sample.sample_id,
         sample.response_tokens,
@@ -257,7 +259,7 @@ def completion_of(sample: Sample) -> Completion:
     )
 
 
-def require_ran(before: np.ndarray, completion: Completion) -> None:
+def require_same_context(before: np.ndarray, completion: Completion) -> None:
     """Raise RolloutError if a segment's context is not `before` [T] int32 and the tokens before it."""
     for segment in completion.segments:
         context = np.concatenate([before, completion.tokens[: segment.start]]) if segment.start else before

@@ -14,15 +14,15 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.cpu import vllm_limits, vllm_preload
 from mrl.errors import ConfigError, RolloutError
 from mrl.rollout import engine_routes, environment, passthrough_args, quantised, text_part
-from mrl.rollout.part import Part
+from mrl.rollout.part import EngineProcess
 
 _CPU_WORKER = "mrl.cpu.vllm_worker.SeededCpuWorker"
 """A name, because vLLM imports it in its worker processes."""
-Meeting = tuple[str, int]
+Rendezvous = tuple[str, int]
 """(address, port) where the processes of one engine meet; they also use the next port."""
 
 
-def of_run(config: Config, part: Part, meeting: Meeting | None) -> dict[str, Any]:
+def run_arguments(config: Config, part: EngineProcess, meeting: Rendezvous | None) -> dict[str, Any]:
     """Return the inputs of `arguments` for all processes of an engine of a run."""
     return {
         "rollout": config.rollout,
@@ -37,7 +37,7 @@ def of_run(config: Config, part: Part, meeting: Meeting | None) -> dict[str, Any
     }
 
 
-def start_engine(rollout: RolloutSection, model_path: str, *, part: Part, **options: Any) -> Any:
+def start_engine(rollout: RolloutSection, model_path: str, *, part: EngineProcess, **options: Any) -> Any:
     """Return an LLMEngine in this process; `options`: see `arguments`. ConfigError if vLLM refuses them."""
     chosen = arguments(rollout, model_path, part=part, **options)
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -46,7 +46,7 @@ def start_engine(rollout: RolloutSection, model_path: str, *, part: Part, **opti
         return LLMEngine.from_vllm_config(_vllm_config(chosen, part), disable_log_stats=True)
 
 
-def start_headless(rollout: RolloutSection, model_path: str, *, part: Part, **options: Any) -> Any:
+def start_headless(rollout: RolloutSection, model_path: str, *, part: EngineProcess, **options: Any) -> Any:
     """Return the executor of a further node of an engine, with running workers that the first node calls."""
     chosen = arguments(rollout, model_path, part=part, **options)
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
@@ -65,7 +65,7 @@ def _refusals(model_path: str) -> Iterator[None]:
         raise ConfigError(f"vLLM does not start an engine of {model_path}: {faults}") from error
 
 
-def _vllm_config(chosen: Any, part: Part) -> Any:
+def _vllm_config(chosen: Any, part: EngineProcess) -> Any:
     """Return vLLM's configuration. The node counts are set afterwards: vLLM counts the nodes of all dp ranks,
     but its arguments refuse more nodes than one dp rank's tp can use."""
     config = chosen.create_engine_config(headless=part.node > 0)
@@ -81,8 +81,8 @@ def arguments(
     *,
     max_length: int,
     seed: int,
-    part: Part,
-    meeting: Meeting | None,
+    part: EngineProcess,
+    meeting: Rendezvous | None,
     deterministic: bool = False,
     real_weights: bool = False,
     trust_remote_code: bool = False,
@@ -110,7 +110,7 @@ def arguments(
         _require_devices(rollout, part, torch.cuda.device_count())
     if routes and not on_cpu:
         engine_routes.require_prefix_cache(rollout, deterministic=deterministic)
-        environment.tell_routes()
+        environment.enable_route_output()
 
     from vllm import EngineArgs
     from vllm.config import WeightTransferConfig
@@ -159,7 +159,7 @@ def is_eager(rollout: RolloutSection, *, on_cpu: bool, routes: bool) -> bool:
     return rollout.enforce_eager or (on_cpu and (rollout.ranks > 1 or routes))
 
 
-def _require_devices(rollout: RolloutSection, part: Part, seen: int) -> None:
+def _require_devices(rollout: RolloutSection, part: EngineProcess, seen: int) -> None:
     if seen < (wanted := rollout.tp // part.nodes):
         raise RolloutError(
             f"{part.name} needs {wanted} GPUs (of rollout.tp = {rollout.tp}) and sees {seen}: "
@@ -178,7 +178,7 @@ def _of_platform(rollout: RolloutSection, model_path: str, *, on_cpu: bool) -> d
     }
 
 
-def _of_parts(rollout: RolloutSection, part: Part, meeting: Meeting | None) -> dict[str, Any]:
+def _of_parts(rollout: RolloutSection, part: EngineProcess, meeting: Rendezvous | None) -> dict[str, Any]:
     """Return the arguments of an engine of several processes."""
     if meeting is None or part.is_whole:
         return {}

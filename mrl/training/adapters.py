@@ -45,9 +45,9 @@ class Adapters:
             pair.merge()
 
     @contextlib.contextmanager
-    def taken_off(self, action: str) -> Iterator[None]:
+    def removed(self, action: str) -> Iterator[None]:
         """Restore the base weights for the block. Raise WeightSyncError while leased."""
-        self._memory.require_own(action)
+        self._memory.require_idle(action)
         self._loaded.restore(self._bases)
         try:
             yield

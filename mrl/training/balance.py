@@ -15,7 +15,7 @@ import itertools
 
 import numpy as np
 
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 from mrl.models.kernels.zigzag import padded
 from mrl.samples import TrainBatch
 
@@ -28,7 +28,7 @@ class SampleCost:
     pair: float
 
     @classmethod
-    def of_model(cls, facts: Facts) -> SampleCost:
+    def of_model(cls, facts: ModelSize) -> SampleCost:
         """Use the model's own counts (Facts.forward_flops)."""
         return cls(token=facts.forward_flops(1, 0), pair=facts.forward_flops(0, 1))
 
@@ -41,7 +41,7 @@ class SampleCost:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Dealer:
+class SampleBalancer:
     """Assigns the batches of a run to ranks."""
 
     ranks: int
@@ -61,7 +61,7 @@ class Dealer:
         """
         assert not batch.whole_groups, "whole groups are assigned by their maker"
         lengths = padded(batch.lengths(), self.cp).astype(np.int64)
-        rank, microbatch = deal(
+        rank, microbatch = assign_samples(
             lengths,
             self.cost(lengths),
             ranks=self.ranks,
@@ -72,7 +72,7 @@ class Dealer:
         return dataclasses.replace(batch, microbatches=microbatch), parts
 
 
-def deal(
+def assign_samples(
     lengths: np.ndarray, costs: np.ndarray, *, ranks: int, max_tokens: int, multiple: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return [B] rank and [B] micro-batch for [B] tokens and costs, in the fewest micro-batches that fit.

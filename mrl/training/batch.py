@@ -31,7 +31,7 @@ def pack(groups: Sequence[Group], *, with_routes: bool = False) -> TrainBatch:
     )
 
 
-def ages(groups: Sequence[Group], *, version: int) -> np.ndarray:
+def staleness_of(groups: Sequence[Group], *, version: int) -> np.ndarray:
     """Return each policy token's staleness in versions before `version`, aligned with `pack(groups)`: [N]
     float32, 0 for other tokens."""
     samples = [sample for group in groups for sample in group.samples]

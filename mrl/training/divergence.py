@@ -90,7 +90,7 @@ class _ChunkedDivergence(torch.autograd.Function):
         for rows in chunks(hidden.shape[0], vocabulary.chunk):
             log_p = vocabulary.log_probs(hidden[rows], weight)
             log_q = vocabulary.log_probs(taught_hidden[rows], taught_weight)
-            parts.append(vocabulary.summed(summed_over(kind, share, log_p, log_q)))
+            parts.append(vocabulary.summed(partial_divergence(kind, share, log_p, log_q)))
             del log_p, log_q  # before the next chunk
         ctx.save_for_backward(hidden, weight, taught_hidden, taught_weight)
         ctx.settings = kind, share, vocabulary
@@ -112,7 +112,7 @@ class _ChunkedDivergence(torch.autograd.Function):
         return by_hidden, by_weight, None, None, None, None, None
 
 
-def summed_over(kind: Divergence, share: float, log_p: Tensor, log_q: Tensor) -> Tensor:
+def partial_divergence(kind: Divergence, share: float, log_p: Tensor, log_q: Tensor) -> Tensor:
     """Return the [c] divergence summed over the categories of log-probs [c, V']."""
     if kind == "reverse":
         return torch.einsum("tv,tv->t", log_p.exp(), log_p - log_q)

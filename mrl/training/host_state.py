@@ -25,7 +25,7 @@ _SHARDS = (
 """Attributes of Megatron's distributed optimizer: groups' parameters, and the master weights it updates."""
 
 
-class HostState:
+class HostOptimizerState:
     """Replaces one of Megatron's distributed optimizers, under its names; some state stays on the device."""
 
     def __init__(
@@ -44,7 +44,7 @@ class HostState:
         for piece in self._pieces:
             for master in piece.masters:
                 prime(part, master)
-            piece.leave()
+            piece.move_to_host()
         if stays := masters[len(resting) :]:
             self._pieces.append(OptimizerShard(part, stays, None))
 
@@ -69,7 +69,7 @@ class HostState:
         because Transformer Engine counts its steps there, once per call."""
         groups, results = self._part.optimizer.param_groups, []
         for piece in self._pieces:
-            with piece.alone():
+            with piece.on_device():
                 action()
                 results += zip(groups, self._part.optimizer.param_groups, strict=True)
         for group, result in results:
@@ -100,7 +100,7 @@ class OptimizerShard:
         return self._copies.copy_of(tensor) if self._copies is not None and self._away else None
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def on_device(self) -> Iterator[None]:
         """Bring the piece to the device, as its optimizer's only one, with copies of the groups; move it to
         the host afterwards."""
         self._come()
@@ -120,9 +120,9 @@ class OptimizerShard:
             optimizer.param_groups, optimizer.state = groups, states
             for name, whole in lists.items():
                 setattr(part, name, whole)
-            self.leave()
+            self.move_to_host()
 
-    def leave(self) -> None:
+    def move_to_host(self) -> None:
         """Move to host memory, if the piece stays there."""
         if self._copies is None:
             return

@@ -14,7 +14,7 @@ from mrl.training.divergence import Vocabulary, divergence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class States:
+class TeacherStates:
     """A teacher's states at n places, from which its whole next-token distributions are recomputed."""
 
     hidden: Tensor
@@ -24,20 +24,20 @@ class States:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Lesson:
+class TeacherTargets:
     """One teacher's targets at some tokens of a batch, for the tokens that this rank computes."""
 
     rows: np.ndarray
     """[N] int64 row of `states` that predicts each token of the batch; -1 without a target."""
-    states: States
+    states: TeacherStates
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Lessons:
+class TargetsOfTeachers:
     """Targets of all teachers of a batch; empty off the last pipeline stage."""
 
     section: DistillationSection
-    lessons: Sequence[Lesson]
+    lessons: Sequence[TeacherTargets]
 
     def divergence(
         self, places: np.ndarray, hidden: Tensor, weight: Tensor, vocabulary: Vocabulary

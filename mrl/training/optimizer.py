@@ -18,7 +18,7 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from mrl.config.sections.training import OptimizerSection
 from mrl.errors import ConfigError
-from mrl.training.host_state import HostState, own_tensors
+from mrl.training.host_state import HostOptimizerState, own_tensors
 from mrl.training.platform.host_copies import HostCopies
 
 
@@ -101,12 +101,14 @@ class Optimizer:
             config, models, use_gloo_process_groups=device.type == "cuda"
         )
         self._driven = self.chained()
-        """Megatron's optimizers, or the HostState that replaces one."""
+        """Megatron's optimizers, or the HostOptimizerState that replaces one."""
         for part in self._driven:
             part._defer_param_sync = True  # each would gather the parameters of all
         if (fraction := section.offload_fraction) > 0:
             self._driven = [
-                HostState(part, fraction, device=device, prime=prime) if part in self.parts() else part
+                HostOptimizerState(part, fraction, device=device, prime=prime)
+                if part in self.parts()
+                else part
                 for part in self.chained()
             ]
 
@@ -180,7 +182,7 @@ class Optimizer:
     def resting(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor with a state's bytes: itself, or its copy in host memory (offload_fraction)."""
         for part in self._driven:
-            if isinstance(part, HostState) and (copy := part.resting(tensor)) is not None:
+            if isinstance(part, HostOptimizerState) and (copy := part.resting(tensor)) is not None:
                 return copy
         return tensor
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from mrl.models.layout import Layout
 from mrl.models.megatron.build import ModelChunks, PackedModel
 from mrl.training.divergence import Vocabulary
-from mrl.training.lessons import Lessons
+from mrl.training.lessons import TargetsOfTeachers
 from mrl.training.logprobs import logprobs_and_entropy
-from mrl.training.prepared import Prepared
+from mrl.training.prepared import DeviceMicrobatch
 
 
 class OutputLayer:
@@ -28,12 +28,12 @@ class OutputLayer:
         self._tp_group: Any = parallel_state.get_tensor_model_parallel_group()
         self._cp_group: Any = parallel_state.get_context_parallel_group()
 
-    def nothing(self, hidden: Tensor) -> Tensor:
+    def zero_loss(self, hidden: Tensor) -> Tensor:
         """Return a zero loss that touches every parameter that a loss of tokens would, so that this rank
         joins the overlapped reduction no later than the others."""
         return hidden.sum() * 0.0 + self.weight[:1].sum() * 0.0
 
-    def states(self, item: Prepared, hidden: Tensor) -> Tensor:
+    def states(self, item: DeviceMicrobatch, hidden: Tensor) -> Tensor:
         """Return [j, D] the hidden states before item.own_rows, from hidden [k / tp, 1, D]."""
         if self._layout.tp > 1:
             # Backward sums the ranks' gradients for the split output layer. For the value head, which
@@ -43,7 +43,11 @@ class OutputLayer:
         return hidden[:, 0].index_select(0, item.before)
 
     def outputs(
-        self, item: Prepared, hidden: Tensor, temperature: float, taught: Lessons | None = None
+        self,
+        item: DeviceMicrobatch,
+        hidden: Tensor,
+        temperature: float,
+        taught: TargetsOfTeachers | None = None,
     ) -> dict[str, Tensor]:
         """Return [m] log-probs and entropies (and divergence with `taught`), or values, of item.rows from
         hidden [k / tp, 1, D]."""
@@ -81,12 +85,12 @@ class OutputLayer:
         chunk = max(1, self._chunk_tokens // 3)
         return Vocabulary(self._chunks.vocab_size, temperature, chunk, self._tp_group, self._tp_group.rank())
 
-    def _of_all_ranks(self, item: Prepared, values: Tensor) -> Tensor:
+    def _of_all_ranks(self, item: DeviceMicrobatch, values: Tensor) -> Tensor:
         """Combine context-parallel ranks' [j] into [m]; backward gives each its own gradient."""
-        whole = spread(values, item.own_rows, len(item.rows))
+        whole = scatter_rows(values, item.own_rows, len(item.rows))
         return reduce_from_tensor_model_parallel_region(whole, group=self._cp_group)
 
 
-def spread(values: Tensor, rows: Tensor, size: int) -> Tensor:
+def scatter_rows(values: Tensor, rows: Tensor, size: int) -> Tensor:
     """Return [size, ...] with values [m, ...] at `rows` [m] and 0 elsewhere."""
     return values.new_zeros((size, *values.shape[1:])).index_copy(0, rows, values)

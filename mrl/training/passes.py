@@ -26,19 +26,19 @@ from torch import Tensor
 from mrl.algorithms.tokens import NotFiniteError, Segments
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import DataError
-from mrl.models.kernels.zigzag import kept_positions
-from mrl.models.layout import Layout, Place
+from mrl.models.kernels.zigzag import rank_positions
+from mrl.models.layout import Layout, RankCoordinates
 from mrl.models.megatron.build import ModelChunks
 from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.packed_attention import core_attention
 from mrl.models.megatron.packed_segments import pack_segments
 from mrl.samples import TrainBatch
-from mrl.training.lessons import Lesson, Lessons, States
-from mrl.training.output_layer import OutputLayer, spread
+from mrl.training.lessons import TargetsOfTeachers, TeacherStates, TeacherTargets
+from mrl.training.output_layer import OutputLayer, scatter_rows
 from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches
 from mrl.training.pass_options import PassOptions
 from mrl.training.platform.parallel import max_over_world
-from mrl.training.prepared import Prepared
+from mrl.training.prepared import DeviceMicrobatch
 from mrl.training.replay import Replay
 from mrl.training.router_loads import ExpertLoad, prefix_minimum, recorded_margins
 
@@ -54,7 +54,7 @@ as the metric "loss". Entries with a False `arrays["loss_mask"]` are 0 in logpro
 gradient. An objective raises NotFiniteError for inputs that are not finite; outputs are checked nowhere else.
 Every rank then skips the optimizer step.
 """
-InPlace = Callable[[], contextlib.AbstractContextManager[None]]
+ParameterSwap = Callable[[], contextlib.AbstractContextManager[None]]
 """Context that swaps other parameters in for the policy's, on this rank only: no rank waits there."""
 
 
@@ -68,7 +68,7 @@ class Passes:
         *,
         training: TrainingSection,
         layout: Layout,
-        place: Place,
+        place: RankCoordinates,
         device: torch.device,
     ) -> None:
         """Build from chunks; `models` are the chunks wrapped for data parallelism, in chunk order."""
@@ -97,7 +97,7 @@ class Passes:
         batch: TrainBatch,
         options: PassOptions,
         *,
-        reference: InPlace | None = None,
+        reference: ParameterSwap | None = None,
     ) -> dict[str, np.ndarray] | None:
         """Return log-probs and entropy (critic: values) [N] of all tokens but segments' first, the options'
         extras, and with `reference` also `ref_logprobs` [N]; None on ranks without outputs."""
@@ -112,7 +112,11 @@ class Passes:
         return None if arrays is None else arrays | routes | ref
 
     def _ref_logprobs(
-        self, reference: InPlace, batch: TrainBatch, prepared: list[Prepared], temperature: float
+        self,
+        reference: ParameterSwap,
+        batch: TrainBatch,
+        prepared: list[DeviceMicrobatch],
+        temperature: float,
     ) -> dict[str, np.ndarray]:
         """Return `ref_logprobs` [N] of the micro-batches' scored tokens, on ranks of the last stage.
 
@@ -125,13 +129,13 @@ class Passes:
             {"ref_logprobs": self._flat_arrays(batch, prepared, outputs)["logprobs"]} if self._is_last else {}
         )
 
-    def lesson(self, batch: TrainBatch, own: np.ndarray) -> Lesson | None:
+    def lesson(self, batch: TrainBatch, own: np.ndarray) -> TeacherTargets | None:
         """Return teacher targets by the current parameters for the trained tokens of the samples `own` [S] of
         the batch; None on ranks without an output layer."""
         part = batch.select(own)
         prepared = self._prepare(part, all_tokens=False)
 
-        def keep(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> Tensor:
+        def keep(item: DeviceMicrobatch, hidden: Tensor, non_loss_data: bool = True) -> Tensor:
             return self._head.states(item, hidden)
 
         with torch.no_grad():
@@ -142,11 +146,11 @@ class Passes:
         rows = np.full(batch.num_tokens, -1)
         rows[batch.positions(own)[places]] = np.arange(len(places))
         # a copy, because the layer becomes the policy's again
-        states = States(torch.cat(outputs), self._head.weight.detach().clone())
-        return Lesson(rows, states)
+        states = TeacherStates(torch.cat(outputs), self._head.weight.detach().clone())
+        return TeacherTargets(rows, states)
 
     def _choices(
-        self, batch: TrainBatch, prepared: list[Prepared], *, record: bool = False
+        self, batch: TrainBatch, prepared: list[DeviceMicrobatch], *, record: bool = False
     ) -> contextlib.AbstractContextManager[None]:
         """Let routers choose the experts, or take the batch's routes. A critic's routers always choose."""
         if record:
@@ -162,8 +166,8 @@ class Passes:
         denominators: Mapping[str, Any],
         options: PassOptions,
         *,
-        taught: Lessons | None = None,
-        reference: InPlace | None = None,
+        taught: TargetsOfTeachers | None = None,
+        reference: ParameterSwap | None = None,
     ) -> tuple[list[Mapping[str, Tensor]], dict[str, np.ndarray] | None]:
         """Accumulate gradients of the objective; return its metrics per micro-batch, and forward()'s arrays.
 
@@ -183,7 +187,7 @@ class Passes:
         arrays = self._arrays_of(batch, prepared, outputs, margins)
         return metrics, None if arrays is None else arrays | ref
 
-    def _prepare(self, batch: TrainBatch, *, all_tokens: bool) -> list[Prepared]:
+    def _prepare(self, batch: TrainBatch, *, all_tokens: bool) -> list[DeviceMicrobatch]:
         """Pack the same number of micro-batches on all ranks, because expert parallelism couples them."""
         self._check_lengths(batch)
         limit, layout = self._training.microbatch_tokens, self._layout
@@ -200,7 +204,7 @@ class Passes:
         scored[batch.cu_seqlens[:-1]] = False
         return [self._to_device(plan, scored) for plan in plans]
 
-    def _scale_router_loss(self, prepared: list[Prepared]) -> None:
+    def _scale_router_loss(self, prepared: list[DeviceMicrobatch]) -> None:
         """Make the load-balancing loss a mean over the step's tokens.
 
         Megatron multiplies each micro-batch's loss by the tokens of all its tensor- and context-parallel
@@ -225,11 +229,11 @@ class Passes:
                 f"{self._chunks.max_length}; raise it or drop the sample before training"
             )
 
-    def _to_device(self, plan: Microbatch, scored: np.ndarray) -> Prepared:
+    def _to_device(self, plan: Microbatch, scored: np.ndarray) -> DeviceMicrobatch:
         """Move a micro-batch to the device; log-probs are computed of `scored` [N] bool tokens."""
         cp, rank = self._layout.cp, self._place.cp
         rows = np.flatnonzero(scored[plan.token_index])
-        mine = kept_positions(plan.lengths, cp=cp, rank=rank)
+        mine = rank_positions(plan.lengths, cp=cp, rank=rank)
         local = np.full(len(plan.tokens), -1)
         local[mine] = np.arange(len(mine))
         before = local[plan.places[rows] - 1]
@@ -247,7 +251,7 @@ class Passes:
             window=self._chunks.window,
         )
         own_index = plan.token_index[rows[own_rows]]
-        return Prepared(plan, tokens, mine, packed, self._real(plan, mine), own_index, *index)
+        return DeviceMicrobatch(plan, tokens, mine, packed, self._real(plan, mine), own_index, *index)
 
     def _real(self, plan: Microbatch, mine: np.ndarray) -> Tensor:
         real = np.zeros(len(plan.tokens), bool)
@@ -256,7 +260,7 @@ class Passes:
 
     def _run(
         self,
-        prepared: list[Prepared],
+        prepared: list[DeviceMicrobatch],
         loss: Callable[..., Any],
         *,
         forward_only: bool,
@@ -266,7 +270,7 @@ class Passes:
         routers = self._routers() if margins else []
 
         def forward_step(
-            data: Iterator[tuple[int, Prepared]], model: Any
+            data: Iterator[tuple[int, DeviceMicrobatch]], model: Any
         ) -> tuple[Tensor, Callable[..., Any]]:
             number, item = next(data)
             counting = self.expert_load.counting(item.real)
@@ -290,7 +294,7 @@ class Passes:
         )
 
     def _forward_loss(self, temperature: float) -> Callable[..., Any]:
-        def outputs(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> dict[str, Tensor]:
+        def outputs(item: DeviceMicrobatch, hidden: Tensor, non_loss_data: bool = True) -> dict[str, Tensor]:
             return self._head.outputs(item, hidden, temperature)
 
         return outputs
@@ -302,19 +306,19 @@ class Passes:
         denominators: Mapping[str, Any],
         temperature: float,
         kept: list[dict[str, Tensor]],
-        taught: Lessons | None,
+        taught: TargetsOfTeachers | None,
     ) -> Callable[..., Any]:
         """Return the loss function of a micro-batch; it appends the output layer's arrays to `kept`."""
 
-        def loss(item: Prepared, hidden: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+        def loss(item: DeviceMicrobatch, hidden: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
             count = torch.zeros((), dtype=torch.int, device=self._device)
             if not len(item.rows):
                 kept.append({})
-                return self._head.nothing(hidden), count, {}
+                return self._head.zero_loss(hidden), count, {}
             head_outputs = self._head.outputs(item, hidden, temperature, taught)
             kept.append({name: x.detach() for name, x in head_outputs.items()})
             size = len(item.plan.token_index)
-            outputs = {name: spread(x, item.rows, size) for name, x in head_outputs.items()}
+            outputs = {name: scatter_rows(x, item.rows, size) for name, x in head_outputs.items()}
             arrays, segments = self._arrays(batch, item.plan)
             try:
                 value, metrics = objective(
@@ -323,7 +327,7 @@ class Passes:
             except NotFiniteError as error:
                 # Only this rank knows; its NaN loss makes all ranks skip the step.
                 log.warning("optimizer step skipped: %s", error)
-                nothing = self._head.nothing(hidden) * float("nan")
+                nothing = self._head.zero_loss(hidden) * float("nan")
                 return nothing, count, {"loss": nothing.detach()}
             reported = {"loss": value.detach()} | {name: metric.detach() for name, metric in metrics.items()}
             return value, count, reported
@@ -342,7 +346,7 @@ class Passes:
     def _arrays_of(
         self,
         batch: TrainBatch,
-        prepared: list[Prepared],
+        prepared: list[DeviceMicrobatch],
         outputs: list[dict[str, Tensor]],
         margins: list[Tensor],
     ) -> dict[str, np.ndarray] | None:
@@ -353,7 +357,7 @@ class Passes:
         return arrays if self._returns_arrays else None
 
     def _flat_arrays(
-        self, batch: TrainBatch, prepared: list[Prepared], outputs: list[dict[str, Tensor]]
+        self, batch: TrainBatch, prepared: list[DeviceMicrobatch], outputs: list[dict[str, Tensor]]
     ) -> dict[str, np.ndarray]:
         names = ("values",) if self._chunks.has_value_head else ("logprobs", "entropy")
         flat = {name: np.zeros(batch.num_tokens, np.float32) for name in names}
@@ -367,17 +371,17 @@ class Passes:
         modules: Iterable[Any] = (m for model in self._chunks.models for m in model.modules())
         return [module for module in modules if isinstance(module, RecordingRouter)]
 
-    def _infinite_margins(self, prepared: list[Prepared]) -> list[Tensor]:
+    def _infinite_margins(self, prepared: list[DeviceMicrobatch]) -> list[Tensor]:
         """Return infinite gaps [k / tp] per micro-batch, one per token of a router's input."""
         sizes = [item.tokens.shape[1] // self._layout.tp for item in prepared]
         return [torch.full((size,), float("inf"), device=self._device) for size in sizes]
 
     def _prefix_margins(
-        self, batch: TrainBatch, prepared: list[Prepared], margins: list[Tensor]
+        self, batch: TrainBatch, prepared: list[DeviceMicrobatch], margins: list[Tensor]
     ) -> np.ndarray:
         """Return [N] smallest router gaps over all layers and the token's prefix, which predicts it."""
         flat = np.full(batch.num_tokens, np.inf, np.float32)
         for item, smallest in zip(prepared, margins, strict=True):
-            gap = item.of_all_ranks(smallest, fill=float("inf"), op=dist.ReduceOp.MIN)
+            gap = item.gather(smallest, fill=float("inf"), op=dist.ReduceOp.MIN)
             flat[item.plan.token_index] = gap
         return prefix_minimum(flat, batch.cu_seqlens)

@@ -15,7 +15,7 @@ from mrl.training.packing import Microbatch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Prepared:
+class DeviceMicrobatch:
     """A micro-batch on the device; with context parallelism, this rank's chunks of it."""
 
     plan: Microbatch
@@ -37,7 +37,7 @@ class Prepared:
     targets: Tensor
     """[j] int64 predicted tokens."""
 
-    def of_all_ranks(self, own: Tensor, *, fill: float, op: dist.ReduceOp.RedOpType) -> np.ndarray:
+    def gather(self, own: Tensor, *, fill: float, op: dist.ReduceOp.RedOpType) -> np.ndarray:
         """Collect [n, ...] of the micro-batch's real tokens from all ranks' `own` [k / tp, ...]; a
         collective. `op` combines the model's ranks, which contribute `fill` for tokens that they do not have.
         """

@@ -18,10 +18,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mrl.errors import RoutingError
 from mrl.models.megatron.layer_modules import RecordingRouter
-from mrl.models.megatron.replay import Given, Recorded
+from mrl.models.megatron.replay import RecordedRouting, ReplayedRouting
 from mrl.routes import expert_dtype
 from mrl.samples import TrainBatch
-from mrl.training.prepared import Prepared
+from mrl.training.prepared import DeviceMicrobatch
 
 
 class Replay:
@@ -42,12 +42,12 @@ class Replay:
         self._depths = [depths.index(router.layer_number or 0) for router in routers]
         """Each router's layer number among those with experts."""
         self._num_layers = len(depths)
-        self._sources: list[Given] | list[Recorded] = []
+        self._sources: list[ReplayedRouting] | list[RecordedRouting] = []
         """One route source or recorder per router in the current pass."""
         self._agreement = torch.zeros(len(depths), 2, dtype=torch.int64, device=device)
 
     @contextlib.contextmanager
-    def given(self, batch: TrainBatch, prepared: Sequence[Prepared]) -> Iterator[None]:
+    def given(self, batch: TrainBatch, prepared: Sequence[DeviceMicrobatch]) -> Iterator[None]:
         """Make all routers take the batch's routes. Raise RoutingError if a sample's routes are incomplete,
         or the pass did not take each exactly once."""
         if self._config.moe_router_fusion:
@@ -59,7 +59,9 @@ class Replay:
         parts = [self._part(batch, item) for item in prepared]
         known = [torch.from_numpy(own_known).to(self._device) for _, own_known in parts]
         experts = [torch.from_numpy(own_experts).to(self._device) for own_experts, _ in parts]
-        answering = [Given([rows[:, n] for rows in experts], known) for n in range(len(self._routers))]
+        answering = [
+            ReplayedRouting([rows[:, n] for rows in experts], known) for n in range(len(self._routers))
+        ]
         with self._installed(answering):
             yield
         self._agreement.zero_()
@@ -69,7 +71,7 @@ class Replay:
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
         """Record all routers' choices, for rows()."""
-        with self._installed([Recorded() for _ in self._routers]):
+        with self._installed([RecordedRouting() for _ in self._routers]):
             yield
 
     @contextlib.contextmanager
@@ -83,7 +85,7 @@ class Replay:
             for source in self._sources:
                 source.microbatch = None
 
-    def rows(self, batch: TrainBatch, prepared: Sequence[Prepared]) -> np.ndarray:
+    def rows(self, batch: TrainBatch, prepared: Sequence[DeviceMicrobatch]) -> np.ndarray:
         """Return the recorded experts [N, layers, k] of the batch's positions, inside recorded(); a
         collective of the model's ranks."""
         kind = expert_dtype(self._config.num_moe_experts or 0)
@@ -91,9 +93,9 @@ class Replay:
         for number, item in enumerate(prepared):
             experts = torch.zeros(len(item.real), *flat.shape[1:], dtype=torch.int32, device=self._device)
             for depth, record in zip(self._depths, self._sources, strict=True):
-                assert isinstance(record, Recorded)
+                assert isinstance(record, RecordedRouting)
                 experts[:, depth] = record.experts[number].int()
-            flat[item.plan.token_index] = item.of_all_ranks(experts, fill=0, op=dist.ReduceOp.MAX)
+            flat[item.plan.token_index] = item.gather(experts, fill=0, op=dist.ReduceOp.MAX)
         return flat
 
     def metrics(self) -> dict[str, float]:
@@ -102,10 +104,10 @@ class Replay:
             return {}
         counts = self._agreement.clone()
         dist.all_reduce(counts)  # each token meets each router on one rank
-        return agreement_figures(counts.cpu().numpy())
+        return agreement_metrics(counts.cpu().numpy())
 
     @contextlib.contextmanager
-    def _installed(self, answering: list[Given] | list[Recorded]) -> Iterator[None]:
+    def _installed(self, answering: list[ReplayedRouting] | list[RecordedRouting]) -> Iterator[None]:
         self._sources = answering
         for router, source in zip(self._routers, answering, strict=True):
             router.router_replay = source  # type: ignore[assignment] Megatron only calls its get_replay_topk
@@ -118,7 +120,7 @@ class Replay:
             for router in self._routers:
                 router.router_replay = None
 
-    def _part(self, batch: TrainBatch, item: Prepared) -> tuple[np.ndarray, np.ndarray]:
+    def _part(self, batch: TrainBatch, item: DeviceMicrobatch) -> tuple[np.ndarray, np.ndarray]:
         """Return experts [k / tp, own layers, top-k] and known [k / tp] for this rank's hidden states."""
         assert batch.routes is not None
         topk, count = self._config.moe_router_topk, self._config.num_moe_experts or 1
@@ -141,10 +143,10 @@ class Replay:
         return np.ascontiguousarray(values[self._tp_rank * share : (self._tp_rank + 1) * share])
 
 
-def agreement_figures(counts: np.ndarray) -> dict[str, float]:
+def agreement_metrics(counts: np.ndarray) -> dict[str, float]:
     """Return the share of given experts that routers also choose: the mean and the worst layer's.
 
-    `counts` [layers, (agreed, all)]. >>> agreement_figures(np.array([[9, 10], [5, 10], [0, 0]]))
+    `counts` [layers, (agreed, all)]. >>> agreement_metrics(np.array([[9, 10], [5, 10], [0, 0]]))
     {'routing/agreement': 0.7, 'routing/agreement_min': 0.5}
     """
     counts = counts[counts[:, 1] > 0]

@@ -52,17 +52,17 @@ class ExpertLoad:
             return {}
         visits = self._visits.clone()
         dist.all_reduce(visits)  # each token meets each router on one rank
-        return load_figures(visits.cpu().numpy())
+        return load_metrics(visits.cpu().numpy())
 
 
-def load_figures(visits: np.ndarray) -> dict[str, float]:
+def load_metrics(visits: np.ndarray) -> dict[str, float]:
     """Return the load metrics of visits [layers, experts]; a layer without a router is a row of zeros.
 
     `load_max_over_mean` is the busiest expert's visits over the mean expert's: 1 is even, experts / top-k is
     the worst. `load_entropy` is the entropy of the shares over its maximum, ln(experts): 1 is even. Each has
     its mean over layers, the worst layer's (_max, _min), and each layer's.
 
-    >>> load_figures(np.array([[0, 0], [3, 1]]))["moe/load_max_over_mean"] 1.5
+    >>> load_metrics(np.array([[0, 0], [3, 1]]))["moe/load_max_over_mean"] 1.5
     """
     numbers = np.flatnonzero(visits.sum(1))
     if not len(numbers):

@@ -26,7 +26,7 @@ from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.adapters import adapters
 from mrl.models.families import family_of
-from mrl.models.layout import Layout, Place
+from mrl.models.layout import Layout, RankCoordinates
 from mrl.models.megatron.build import build_chunks
 from mrl.models.megatron.lora_parameters import LowRankPair, add_adapters
 from mrl.models.tensors import LocalTensor, Spec
@@ -37,10 +37,10 @@ from mrl.samples import TrainBatch
 from mrl.training.adapters import Adapters
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import hf_folder, read_values
-from mrl.training.lessons import Lessons
+from mrl.training.lessons import TargetsOfTeachers
 from mrl.training.optimizer import Optimizer
 from mrl.training.pass_options import PassOptions
-from mrl.training.passes import InPlace, Objective, Passes
+from mrl.training.passes import Objective, ParameterSwap, Passes
 from mrl.training.platform.parallel import reduce_metrics
 from mrl.training.platform.parameter_memory import ParameterMemory
 from mrl.training.reduction import OverlappedReduction
@@ -61,7 +61,7 @@ class TrainedModel:
         training: TrainingSection,
         *,
         layout: Layout,
-        place: Place,
+        place: RankCoordinates,
         device: torch.device,
         has_value_head: bool = False,
         seed: int = 0,
@@ -177,7 +177,9 @@ class TrainedModel:
             )
         untrained = read_values.load_folder(path, self.family, hf_config, targets)
         if untrained and self.place.rank == 0 and not self._is_critic:
-            prefixes = ", ".join((*self.family.untrained(self.hf_config), *self.family.carried))
+            prefixes = ", ".join(
+                (*self.family.untrained_prefixes(self.hf_config), *self.family.copied_prefixes)
+            )
             log.warning("%s: %d tensors under %s are not trained", path, len(untrained), prefixes)
 
     def loaded_boxes(self) -> ReadBoxes | None:
@@ -213,8 +215,8 @@ class TrainedModel:
         denominators: Mapping[str, Any],
         options: PassOptions,
         *,
-        taught: Lessons | None = None,
-        reference: InPlace | None = None,
+        taught: TargetsOfTeachers | None = None,
+        reference: ParameterSwap | None = None,
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """Accumulate gradients for step(); return metrics, and a forward pass's arrays by these weights."""
         for model in self._models:

@@ -30,11 +30,11 @@ from mrl.training.checkpoint.atomic_save import Save, save_weights
 from mrl.training.checkpoint.loading import load_state
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import base, hf_folder
-from mrl.training.lessons import Lessons
+from mrl.training.lessons import TargetsOfTeachers
 from mrl.training.pass_options import DEFAULTS, PassOptions
-from mrl.training.passes import InPlace, Objective
+from mrl.training.passes import Objective, ParameterSwap
 from mrl.training.platform import device_memory
-from mrl.training.platform.parallel import joined, start_process_groups, stop_process_groups
+from mrl.training.platform.parallel import gather_entries, start_process_groups, stop_process_groups
 from mrl.training.trained_model import TrainedModel
 
 _REFERENCE = "reference"
@@ -63,7 +63,7 @@ class MegatronWorker:
         use_own_compile_cache()
         self.model, self.training = model, training
         self.layout = training.layout.sizes()
-        self.place = self.layout.place(rank)
+        self.place = self.layout.coordinates(rank)
         hf_config = hf_folder.read_config(model.path)
         # An invalid layout fails here, before any rank waits for another.
         family_of(hf_config).local_tensors(hf_config, self.layout, self.place)
@@ -97,8 +97,8 @@ class MegatronWorker:
         if load:
             self.policy.load_hf(model.path)
             digests = base.file_digests(model.path, share=rank, shares=self.layout.world_size)
-            weights = base.combined_digest(joined(digests))
-        self._about = base.run_about(model, training, weights)
+            weights = base.combined_digest(gather_entries(digests))
+        self._about = base.run_identity(model, training, weights)
         """What checkpoints record about the run."""
 
     def add_critic(self, section: CriticSection) -> None:
@@ -129,9 +129,9 @@ class MegatronWorker:
         if path is not None:
             self._frozen[_REFERENCE] = self._kept(path, _REFERENCE)
         elif adapters is not None:
-            self._frozen[_REFERENCE] = adapters.taken_off
+            self._frozen[_REFERENCE] = adapters.removed
         else:
-            self._frozen[_REFERENCE] = functools.partial(memory.holding, memory.snapshot())
+            self._frozen[_REFERENCE] = functools.partial(memory.swapped_in, memory.snapshot())
 
     @torch.no_grad()
     def add_teacher(self, path: str) -> None:
@@ -141,9 +141,9 @@ class MegatronWorker:
     def _kept(self, path: str | Path, name: str) -> Callable[[str], AbstractContextManager[None]]:
         """Load a folder's weights through the policy's memory, and keep a snapshot of them."""
         memory = self.policy.memory
-        with memory.borrowed(f"load the {name}"):
+        with memory.preserved(f"load the {name}"):
             self.policy.load_parameters(path)
-            return functools.partial(memory.holding, memory.snapshot())
+            return functools.partial(memory.swapped_in, memory.snapshot())
 
     def forward(self, batch: TrainBatch, options: PassOptions = DEFAULTS) -> dict[str, np.ndarray] | None:
         """Return log-probs and entropy (nats) [N] of this shard, and what the options request.
@@ -204,7 +204,7 @@ class MegatronWorker:
         """Run the second half of the policy's update(): one optimizer step along the gradients."""
         return self.policy.step(lr=lr)
 
-    def _lessons(self, batch: TrainBatch, section: DistillationSection) -> Lessons:
+    def _lessons(self, batch: TrainBatch, section: DistillationSection) -> TargetsOfTeachers:
         """Run each teacher, which chooses its own experts, once over its samples of the shard."""
         numbers, lessons = batch.samples[TEACHER], []
         batch = dataclasses.replace(batch, routes=None)
@@ -212,7 +212,7 @@ class MegatronWorker:
             with self._acting_as("teacher", path):
                 samples = np.flatnonzero(numbers == number)
                 lessons.append(self.policy.passes.lesson(batch, samples))
-        return Lessons(section, [lesson for lesson in lessons if lesson is not None])
+        return TargetsOfTeachers(section, [lesson for lesson in lessons if lesson is not None])
 
     def _trained(self, role: Role) -> TrainedModel:
         if role == "policy":
@@ -221,7 +221,7 @@ class MegatronWorker:
             raise ConfigError("there is no critic on this worker; call add_critic() first")
         return self.critic
 
-    def _reference(self, options: PassOptions) -> InPlace | None:
+    def _reference(self, options: PassOptions) -> ParameterSwap | None:
         return functools.partial(self._acting_as, "reference") if options.with_reference else None
 
     @contextlib.contextmanager
@@ -264,7 +264,7 @@ class MegatronWorker:
         }
         self._save = Save(Path(path), self._states(), extra=payload, about=self._about)
         if beside:
-            self._save.write_beside()
+            self._save.write_in_background()
         else:
             self._save.write()
             self.commit_checkpoint()
@@ -308,7 +308,7 @@ class MegatronWorker:
         self.policy.offload(keep_parameters=keep_parameters)
         if self.critic is not None:
             self.critic.offload()
-        device_memory.give_back(self.device)
+        device_memory.release_cached(self.device)
 
     def reload(self) -> None:
         """Undo offload(). Peers' earlier knowledge of the parameter memory is then stale."""

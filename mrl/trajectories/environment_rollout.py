@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from mrl.agents.answer import EnvironmentAnswer
+from mrl.agents.answer import EnvironmentResult
 from mrl.agents.environment_client import EnvironmentClient, OpenEnvironment
 from mrl.agents.episode import EndedBy, Episode, Limits
 from mrl.agents.render import Observation, TurnRenderer
-from mrl.agents.tool_calls import BadCall, Format, ToolCall, calls_in
+from mrl.agents.tool_calls import BadCall, Format, ToolCall, parse_tool_calls
 from mrl.rewards.thoughts import as_thought
 from mrl.rollout.engine_pool import Policy
-from mrl.rollout.request import Completion, GenerationRequest, require_ran
+from mrl.rollout.request import Completion, GenerationRequest, require_same_context
 from mrl.rollout.seeds import request_id, seed_of_request
 from mrl.samples import Sample, Status, Turn
 from mrl.trajectories.trajectory import ENGINE, ENVIRONMENT, IN_LINE, Trajectory
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rules:
+class EpisodeRules:
     """Settings that the episodes of a domain share."""
 
     environment: str
@@ -56,15 +56,15 @@ class _NotRepeated(Exception):
 async def environment_rollout(
     policy: Policy,
     environments: EnvironmentClient,
-    rules: Rules,
+    rules: EpisodeRules,
     trajectory: Trajectory,
-    asked: GenerationRequest,
+    request: GenerationRequest,
     run_seed: int,
 ) -> None:
     """Generate turns until environment, policy or a limit ends the episode. `asked`: a turn's request."""
     attempt = _attempts(trajectory.record)
     _begin_from_record(rules, trajectory)
-    conversation = _Conversation(policy, rules, trajectory, asked, run_seed, attempt)
+    conversation = _Conversation(policy, rules, trajectory, request, run_seed, attempt)
     while True:
         trajectory.episode = Episode(trajectory.prompt.tokens, rules.limits)
         trajectory.waits_for = IN_LINE
@@ -98,7 +98,7 @@ class _Conversation:
     def __init__(
         self,
         policy: Policy,
-        rules: Rules,
+        rules: EpisodeRules,
         trajectory: Trajectory,
         asked: GenerationRequest,
         run_seed: int,
@@ -120,7 +120,7 @@ class _Conversation:
             text = self._add(turn)
             if self._episode.ended_by is not None:
                 break
-            calls = calls_in(text, self._rules.format, self._rules.tools) if self._rules.tools else []
+            calls = parse_tool_calls(text, self._rules.format, self._rules.tools) if self._rules.tools else []
             if bad := [call for call in calls if isinstance(call, BadCall)]:
                 self._refuse(bad)
             else:
@@ -129,7 +129,7 @@ class _Conversation:
                 self._hear(_without_our_fault(answer), calls)
             self._require_repeats()
 
-    def _open(self, answer: EnvironmentAnswer) -> None:
+    def _open(self, answer: EnvironmentResult) -> None:
         """Begin the episode; the first observation, if any, becomes the prompt."""
         trajectory, rules = self._trajectory, self._rules
         if answer.messages:
@@ -154,7 +154,7 @@ class _Conversation:
         self._trajectory.record, self._trajectory.waits_for = None, ENGINE
         start, so_far = episode.num_tokens, None
         if record is not None and len(record.response_tokens) > start:
-            so_far = _part(record, start, len(record.response_tokens), Status.PARKED)
+            so_far = _part(record, start, len(record.response_tokens), Status.INTERRUPTED)
         request = dataclasses.replace(
             self._asked,
             prompt_tokens=episode.context(),
@@ -166,7 +166,7 @@ class _Conversation:
         completion = await self._policy.generate(request, so_far)
         if completion.status in (Status.FAILED, Status.ABORTED) or not completion.segments:
             raise _OurFault(EndedBy.ENGINE_LOST, f"generation {completion.status.value}")
-        require_ran(request.prompt_tokens, completion)
+        require_same_context(request.prompt_tokens, completion)
         self._attempt = completion.segments[-1].attempt + 1
         return completion
 
@@ -185,14 +185,14 @@ class _Conversation:
 
     def _refuse(self, bad: Sequence[BadCall]) -> None:
         """Tell the policy which calls cannot be run."""
-        self._episode.answered("\n".join(call.reason for call in bad))
+        self._episode.record_answer("\n".join(call.reason for call in bad))
         self._episode.bad_call()
         self._observe([Observation(call.reason, "tool", call.name, call.id) for call in bad])
 
-    def _hear(self, answer: EnvironmentAnswer, calls: Sequence[ToolCall | BadCall]) -> None:
+    def _hear(self, answer: EnvironmentResult, calls: Sequence[ToolCall | BadCall]) -> None:
         observations = _observations(answer.messages, calls)
         text = "\n".join(observation.text for observation in observations)
-        self._episode.answered(text, reward=answer.reward, seconds=answer.seconds)
+        self._episode.record_answer(text, reward=answer.reward, seconds=answer.seconds)
         if answer.ended_by is not None:
             self._episode.end(answer.ended_by, answer.reason)
         self._observe(observations or [Observation("")])
@@ -207,8 +207,8 @@ class _Conversation:
             raise _NotRepeated
 
 
-def _without_our_fault(answer: EnvironmentAnswer) -> EnvironmentAnswer:
-    if answer.ended_by is not None and answer.ended_by.is_ours:
+def _without_our_fault(answer: EnvironmentResult) -> EnvironmentResult:
+    if answer.ended_by is not None and answer.ended_by.is_infrastructure_failure:
         raise _OurFault(answer.ended_by, answer.reason)
     return answer
 
@@ -226,7 +226,7 @@ def _observations(
 # -- what a checkpoint has of an episode ---------------------------------------------------------------------
 
 
-def _begin_from_record(rules: Rules, trajectory: Trajectory) -> None:
+def _begin_from_record(rules: EpisodeRules, trajectory: Trajectory) -> None:
     """Take over the counts of an earlier process; drop a record that cannot, or need not, be replayed."""
     if (record := trajectory.record) is None:
         return

@@ -10,24 +10,24 @@ from mrl.agents.environment_client import EnvironmentClient
 from mrl.rollout.engine_pool import EngineControl, Engines
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
-from mrl.trajectories.environment_rollout import Rules, environment_rollout
+from mrl.trajectories.environment_rollout import EpisodeRules, environment_rollout
 from mrl.trajectories.rewards import RewardClient
 from mrl.trajectories.single_turn import single_turn
 from mrl.trajectories.trajectory import ENGINE, ENVIRONMENT, IN_LINE, Trajectory
 
-RulesOf = Callable[[str], Rules | None]
+RulesOf = Callable[[str], EpisodeRules | None]
 """Rules of a domain's episodes; None if a sample is a single response."""
 
 
-class OpenGroup:
+class GroupInFlight:
     """A group in flight."""
 
     def __init__(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> None:
         self.prompt, self.trajectories = prompt, trajectories
-        self.num_unanswered = sum(trajectory.sample is None for trajectory in trajectories)
+        self.num_incomplete = sum(trajectory.sample is None for trajectory in trajectories)
         """Number of samples without a response."""
         self.task: asyncio.Task[Group]
-        self.answered = asyncio.Event()
+        self.completed = asyncio.Event()
         """Set once every sample has a response."""
 
     @property
@@ -49,21 +49,21 @@ class GroupMaker(abc.ABC):
     engines: EngineControl
 
     def __init__(self) -> None:
-        self.num_come = 0
+        self.num_arrivals = 0
         """Responses, verdicts and complete groups so far."""
         self.come = asyncio.Event()
         """Set with each arrival."""
 
     @abc.abstractmethod
-    def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> OpenGroup:
+    def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> GroupInFlight:
         """Start a group, from the samples that `saved` returned, if any."""
 
     @abc.abstractmethod
-    def saved(self, group: OpenGroup) -> Group:
+    def saved(self, group: GroupInFlight) -> Group:
         """Return what a checkpoint keeps of a group: all samples that have begun. Engines are paused."""
 
     @abc.abstractmethod
-    def missing(self, groups: Iterable[OpenGroup]) -> tuple[list[str], list[str]]:
+    def missing(self, groups: Iterable[GroupInFlight]) -> tuple[list[str], list[str]]:
         """Return (samples without a response and where they are, samples without a verdict), for messages."""
 
     @abc.abstractmethod
@@ -72,7 +72,7 @@ class GroupMaker(abc.ABC):
 
     def start_all(
         self, prompts: Iterable[Prompt], sampling: Sampling, *, on_failure: Callable[[BaseException], None]
-    ) -> list[OpenGroup]:
+    ) -> list[GroupInFlight]:
         """Start groups; `on_failure` is called with a group's exception."""
 
         def ended(task: asyncio.Task[Group]) -> None:
@@ -85,19 +85,19 @@ class GroupMaker(abc.ABC):
             group.task.add_done_callback(ended)
         return groups
 
-    async def more_than(self, before: int) -> int:
-        """Wait until `num_come` is not `before`; return it."""
-        while self.num_come == before:
+    async def wait_beyond(self, before: int) -> int:
+        """Wait until `num_arrivals` is not `before`; return it."""
+        while self.num_arrivals == before:
             self.come.clear()
             await self.come.wait()
-        return self.num_come
+        return self.num_arrivals
 
     def note(self) -> None:
         """Count one more arrival."""
-        self.num_come += 1
+        self.num_arrivals += 1
         self.come.set()
 
-    def late(self, group: OpenGroup) -> str:
+    def late(self, group: GroupInFlight) -> str:
         """Describe what a group lacks, by its first samples."""
         unanswered, unjudged = self.missing([group])
         return (
@@ -127,33 +127,33 @@ class RolloutRunner(GroupMaker):
         self._run_seed, self._environments, self._rules_of = run_seed, environments, rules_of
         self._max_open = max_open
 
-    def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> OpenGroup:
+    def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> GroupInFlight:
         of = {record.sample_index: record for record in records}
         trajectories = [
             Trajectory.of(prompt, number, of.get(number)) for number in range(sampling.num_samples)
         ]
-        group = OpenGroup(prompt, trajectories)
+        group = GroupInFlight(prompt, trajectories)
         group.task = asyncio.get_running_loop().create_task(self._run_group(group, sampling))
         return group
 
-    def drop(self, group: OpenGroup) -> None:
+    def drop(self, group: GroupInFlight) -> None:
         """Forget a group, which is made elsewhere."""
         group.task.cancel()
         self._rewards.flush(group.prompt.index)
 
-    async def _run_group(self, group: OpenGroup, sampling: Sampling) -> Group:
+    async def _run_group(self, group: GroupInFlight, sampling: Sampling) -> Group:
 
         async def make_sample(trajectory: Trajectory) -> Sample:
             if trajectory.sample is None:
                 await self._rollout(trajectory, sampling)
-                group.num_unanswered -= 1
+                group.num_incomplete -= 1
                 self.note()
             if trajectory.verdict is None:
                 assert trajectory.sample is not None, "a rollout ends with a sample"
                 verdict = self._rewards.score(trajectory.sample, group.prompt)
-                if not group.num_unanswered:  # group verifiers may get fewer samples than they expect
+                if not group.num_incomplete:  # group verifiers may get fewer samples than they expect
                     self._rewards.flush(group.prompt.index)
-                    group.answered.set()
+                    group.completed.set()
                 trajectory.verdict = await verdict
                 self.note()
             return trajectory.judged()
@@ -178,11 +178,11 @@ class RolloutRunner(GroupMaker):
 
     # -- reports ---------------------------------------------------------------------------------------------
 
-    def saved(self, group: OpenGroup) -> Group:
+    def saved(self, group: GroupInFlight) -> Group:
         samples = (one.saved(self.engines.so_far(one.name)) for one in group.trajectories)
         return Group(group.prompt, tuple(sample for sample in samples if sample is not None))
 
-    def missing(self, groups: Iterable[OpenGroup]) -> tuple[list[str], list[str]]:
+    def missing(self, groups: Iterable[GroupInFlight]) -> tuple[list[str], list[str]]:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         unanswered = [self._where(trajectory) for trajectory in trajectories if trajectory.sample is None]
         return unanswered, [trajectory.name for trajectory in trajectories if trajectory.verdict is None]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mrl.errors import PoolError
+from mrl.errors import RolloutBufferError
 from mrl.samples import (
     Group,
     Prompt,
@@ -111,13 +111,15 @@ def encode_group(group: Group) -> bytes:
 
 
 def decode_group(data: bytes, prompt_at: Callable[[int], Prompt]) -> Group:
-    """Decode the bytes of `encode_group`. Raise PoolError if a release with other fields wrote them."""
+    """Decode the bytes of `encode_group`. Raise RolloutBufferError if a release with other fields wrote them."""
     try:
         saved = _decoder.decode(data)
     except msgspec.MsgspecError:
         saved = None
     if saved is None or saved.form != _FORM:
-        raise PoolError("a group was saved by another release of mrl; finish the run with that release")
+        raise RolloutBufferError(
+            "a group was saved by another release of mrl; finish the run with that release"
+        )
     prompt = prompt_at(saved.prompt)
     return Group(prompt, samples_of(saved.fields, prompt))
 

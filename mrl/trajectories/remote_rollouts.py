@@ -25,18 +25,18 @@ from mrl import errors
 from mrl.errors import MrlError, RolloutError, WorkerLost
 from mrl.processes.framing import FrameStream
 from mrl.rollout.engine_client import CONNECT_SECONDS, Address
-from mrl.rollout.engine_pool import EngineControl, Interrupted
+from mrl.rollout.engine_pool import EngineControl, PauseTotals
 from mrl.rollout.handshake import prove
 from mrl.rollout.request import Sampling
 from mrl.rollout.seeds import request_id
 from mrl.samples import Group, Prompt, Sample, Status
 from mrl.trajectories import worker_messages
-from mrl.trajectories.group import GroupMaker, OpenGroup
+from mrl.trajectories.group import GroupInFlight, GroupMaker
 from mrl.trajectories.group_messages import GroupFields, samples_of
 from mrl.trajectories.trajectory import Trajectory
 from mrl.trajectories.worker_messages import GroupStart
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """Interval between two checks for silent workers."""
 
 
@@ -83,7 +83,7 @@ class _Interrupted(Exception):
     """The worker is lost or has no engine: the group restarts elsewhere."""
 
 
-class RemoteGroup(OpenGroup):
+class RemoteGroup(GroupInFlight):
     """A group in flight in a worker, or waiting for one."""
 
     def __init__(self, prompt: Prompt, sampling: Sampling, records: tuple[Sample, ...]) -> None:
@@ -101,7 +101,7 @@ class RemoteGroup(OpenGroup):
 
     def begin_again(self) -> None:
         """Return to the group's records."""
-        whole = {record.sample_index for record in self.records if record.status is not Status.PARKED}
+        whole = {record.sample_index for record in self.records if record.status is not Status.INTERRUPTED}
         judged = {record.sample_index for record in self.records if record.verdict is not None}
         numbers = range(self.sampling.num_samples)
         self.lacks([n for n in numbers if n not in whole], [n for n in numbers if n not in judged])
@@ -282,15 +282,15 @@ class WorkerEngines(EngineControl):
             case _:
                 raise RolloutError(f"{worker.name} sent an unexpected {type(message).__name__}")
 
-    async def pause(self, *, snapshot: bool) -> Interrupted:
+    async def pause(self, *, snapshot: bool) -> PauseTotals:
         self._flush()
         self.runs = False
         done = await asyncio.gather(*(self._pause(worker, snapshot) for worker in self._workers))
-        return Interrupted(sum(reply.num_requests for reply in done), sum(reply.num_tokens for reply in done))
+        return PauseTotals(sum(reply.num_requests for reply in done), sum(reply.num_tokens for reply in done))
 
     async def _pause(
         self, worker: RemoteWorker, snapshot: bool
-    ) -> worker_messages.RolloutsPaused | Interrupted:
+    ) -> worker_messages.RolloutsPaused | PauseTotals:
         if worker.is_up.is_set():
             worker.pausing = asyncio.get_running_loop().create_future()
             worker.send(worker_messages.PauseRollouts(snapshot))
@@ -301,7 +301,7 @@ class WorkerEngines(EngineControl):
                         group.records = samples_of(data, group.prompt)
                 return done
         await worker.is_released.wait()
-        return Interrupted()
+        return PauseTotals()
 
     def resume(self, *, training: bool = True) -> None:
         self.runs, self.trains = True, training
@@ -376,7 +376,7 @@ class RemoteRollouts(GroupMaker):
 
     # -- groups ----------------------------------------------------------------------------------------------
 
-    def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> OpenGroup:
+    def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> GroupInFlight:
         group = RemoteGroup(prompt, sampling, tuple(records))
         group.task = asyncio.get_running_loop().create_task(self._run(group))
         return group
@@ -499,7 +499,7 @@ class RemoteRollouts(GroupMaker):
         group.lacks(unanswered, unjudged)
         group.waits = waits
         if not unanswered:
-            group.answered.set()
+            group.completed.set()
 
     # -- workers that come and go ----------------------------------------------------------------------------
 
@@ -559,9 +559,9 @@ class RemoteRollouts(GroupMaker):
 
     async def _look(self) -> None:
         """Give up silent workers. Checks are counted, not time: this process may have been suspended."""
-        limit = max(2, round(self._silent_seconds / LOOK_SECONDS))
+        limit = max(2, round(self._silent_seconds / CHECK_SECONDS))
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             for worker in self._workers:
                 worker.num_quiet += worker.is_up.is_set()
                 if worker.num_quiet > limit:
@@ -581,11 +581,11 @@ class RemoteRollouts(GroupMaker):
 
     # -- reports ---------------------------------------------------------------------------------------------
 
-    def saved(self, group: OpenGroup) -> Group:
+    def saved(self, group: GroupInFlight) -> Group:
         assert isinstance(group, RemoteGroup), "groups of this object are remote"
         return Group(group.prompt, group.records)
 
-    def missing(self, groups: Iterable[OpenGroup]) -> tuple[list[str], list[str]]:
+    def missing(self, groups: Iterable[GroupInFlight]) -> tuple[list[str], list[str]]:
         unanswered: list[str] = []
         unjudged: list[str] = []
         for group in groups:

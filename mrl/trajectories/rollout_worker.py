@@ -20,7 +20,7 @@ from mrl.rollout.engine_pool import EnginePool
 from mrl.rollout.engine_server import PULSE_SECONDS
 from mrl.samples import Group
 from mrl.trajectories import worker_messages
-from mrl.trajectories.group import OpenGroup, RolloutRunner
+from mrl.trajectories.group import GroupInFlight, RolloutRunner
 from mrl.trajectories.group_messages import GroupFields, group_fields
 from mrl.trajectories.worker_messages import GroupProgress, GroupStart
 
@@ -40,7 +40,7 @@ class RolloutWorker:
     ) -> None:
         """`engines`: the runner's; `send`: sends a message to the driver."""
         self._runner, self._engines, self._send = runner, engines, send
-        self._open: dict[int, OpenGroup] = {}
+        self._open: dict[int, GroupInFlight] = {}
         """Open groups, by number."""
         self._sent: dict[int, GroupProgress] = {}
         """Progress that was last sent to the driver, by group number."""
@@ -111,14 +111,14 @@ class RolloutWorker:
 
     # -- groups ----------------------------------------------------------------------------------------------
 
-    def _forget(self, number: int) -> OpenGroup | None:
+    def _forget(self, number: int) -> GroupInFlight | None:
         """Remove and return the open group of this number, if any."""
         self._sent.pop(number, None)
         if (group := self._open.pop(number, None)) is not None:
             self._engines.forget(group.prompt.index)
         return group
 
-    def _ended(self, number: int, group: OpenGroup, task: asyncio.Task[Group]) -> None:
+    def _ended(self, number: int, group: GroupInFlight, task: asyncio.Task[Group]) -> None:
         if self._open.get(number) is group:  # otherwise it was dropped, and may have been started again
             self._forget(number)
         if task.cancelled():
@@ -153,7 +153,7 @@ class RolloutWorker:
     async def _report(self) -> None:
         num_come = -1
         while True:
-            num_come = await self._runner.more_than(num_come)
+            num_come = await self._runner.wait_beyond(num_come)
             self._send_progress()
             await asyncio.sleep(REPORT_SECONDS)
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from mrl.agents.episode import Episode
-from mrl.rollout.request import Completion, completion_of, whole_sample
+from mrl.rollout.request import Completion, completion_of, sample_of_completion
 from mrl.rollout.seeds import request_id
 from mrl.samples import Prompt, Sample, Status, Transcript, Verdict
 
@@ -45,7 +45,7 @@ class Trajectory:
         """Return the trajectory of a sample, continuing the `record` that `saved` returned earlier."""
         if record is None:
             return cls(prompt, number)
-        if record.status is Status.PARKED:
+        if record.status is Status.INTERRUPTED:
             return cls(prompt, number, record=record)
         return cls(prompt, number, sample=dataclasses.replace(record, verdict=None), verdict=record.verdict)
 
@@ -61,11 +61,11 @@ class Trajectory:
         if self.episode is None:
             if so_far is None or not len(so_far.tokens):
                 return self.record
-            parked = dataclasses.replace(so_far, status=Status.PARKED)
-            return whole_sample(self.prompt, self.number, parked)
+            parked = dataclasses.replace(so_far, status=Status.INTERRUPTED)
+            return sample_of_completion(self.prompt, self.number, parked)
         if self.record is not None:  # it has not caught up yet
             return self.record
-        sample = self.episode_sample(Status.PARKED)
+        sample = self.episode_sample(Status.INTERRUPTED)
         return sample if so_far is None else _with_tail(sample, so_far)
 
     def episode_sample(self, status: Status) -> Sample:

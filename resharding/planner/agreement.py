@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from mrl.errors import ConfigError, WeightSyncError
-from mrl.models.tensors import SCALES, CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import SCALES, CheckpointTensor, LocalTensor, TensorSlice
 from mrl.resharding.planner.boxes import Box, cells, contains, full_shape, overlapping_boxes
 from mrl.resharding.planner.manifest import WIRE_DTYPES, RankManifest, Replicas
 
@@ -62,7 +62,7 @@ def as_one_rank(checkpoint: Iterable[CheckpointTensor]) -> RankManifest:
     tensors = []
     for tensor in checkpoint:
         zero = (0,) * len(tensor.shape)
-        piece = Piece(tensor.name, zero, tensor.shape, zero)
+        piece = TensorSlice(tensor.name, zero, tensor.shape, zero)
         tensors.append(LocalTensor(tensor.name, 0, tensor.shape, tensor.dtype, (piece,)))
     return RankManifest.of(0, tensors)
 
@@ -81,7 +81,7 @@ def _covers(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
     return all(any(contains(box, cell) for box in boxes) for cell in cells(whole, boxes))
 
 
-def require_placed(side: str, manifests: Sequence[RankManifest], slots: Sequence[int]) -> None:
+def require_slots(side: str, manifests: Sequence[RankManifest], slots: Sequence[int]) -> None:
     """Raise ConfigError unless each manifest has a slot, in rank order; WeightSyncError for unknown
     dtypes."""
     if [manifest.rank for manifest in manifests] != list(range(len(manifests))):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import WeightSyncError
-from mrl.models.tensors import SCALES, LocalTensor, Piece
+from mrl.models.tensors import SCALES, LocalTensor, TensorSlice
 from mrl.resharding.planner.boxes import Box, contains, overlapping_boxes
 from mrl.resharding.planner.manifest import Replicas
 from mrl.resharding.planner.plan import Plan
@@ -190,7 +190,7 @@ class CellPlaces:
 
     def __init__(self, tensors: Sequence[LocalTensor]) -> None:
         self.tensors = tensors
-        self._pieces: dict[str, list[tuple[int, Piece]]] = {}
+        self._pieces: dict[str, list[tuple[int, TensorSlice]]] = {}
         for index, tensor in enumerate(tensors):
             for piece in tensor.pieces:
                 self._pieces.setdefault(piece.tensor, []).append((index, piece))

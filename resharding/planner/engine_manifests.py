@@ -14,7 +14,7 @@ from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.engine_rows import Shard
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
-from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import CheckpointTensor, LocalTensor, TensorSlice
 from mrl.resharding.planner.manifest import RankManifest, module_of, whole_modules
 
 
@@ -83,7 +83,7 @@ def from_trace(
         WeightSyncError: nothing fills a parameter: the trainer lacks it (a bias, another layer).
     """
     shapes = {tensor.name: tensor.shape for tensor in checkpoint}
-    pieces: dict[str, list[Piece]] = {name: [] for name in parameters if name not in aliases}
+    pieces: dict[str, list[TensorSlice]] = {name: [] for name in parameters if name not in aliases}
     feeds: dict[str, set[str]] = {}
     filled: set[str] = set()
     unplannable: set[str] = set()
@@ -115,7 +115,7 @@ def from_trace(
 
 def _pieces(
     record: TraceRecord, local_shape: tuple[int, ...], full_shape: tuple[int, ...]
-) -> list[Piece | None]:
+) -> list[TensorSlice | None]:
     """Return the boxes of a copy, and None for any part that is not a box.
 
     One box, or one per index of its first axis if only the parameter has that axis (stacked experts)."""
@@ -137,7 +137,9 @@ def _pieces(
     return [_piece(part, local_shape, full_shape) for part in parts]
 
 
-def _piece(record: TraceRecord, local_shape: tuple[int, ...], full_shape: tuple[int, ...]) -> Piece | None:
+def _piece(
+    record: TraceRecord, local_shape: tuple[int, ...], full_shape: tuple[int, ...]
+) -> TensorSlice | None:
     start = _unravel(record.tensor_offset, full_shape)
     local_start = _unravel(record.offset, local_shape)
     shape = _box(record.shape, record.tensor_strides, full_shape)
@@ -147,7 +149,7 @@ def _piece(record: TraceRecord, local_shape: tuple[int, ...], full_shape: tuple[
     extra = len(local) - len(shape)
     if extra < 0 or local != (1,) * extra + shape:
         return None
-    return Piece(record.tensor, start, shape, local_start)
+    return TensorSlice(record.tensor, start, shape, local_start)
 
 
 def _unravel(offset: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mrl.errors import WeightSyncError
-from mrl.models.tensors import Piece
+from mrl.models.tensors import TensorSlice
 from mrl.resharding.planner.boxes import Box
 from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, Replicas
 from mrl.resharding.planner.quantised import VALUES, Blocks
@@ -18,7 +18,7 @@ class BoxPlace:
 
     group: int
     index: int
-    piece: Piece
+    piece: TensorSlice
 
     @property
     def box(self) -> Box:
@@ -34,7 +34,7 @@ def form_of(
     block: int,
     *,
     scales: bool,
-) -> Plain:
+) -> PlainForm:
     dtypes = {engines[p.group].tensors[p.index].dtype for p in needs}
     narrow = VALUES in dtypes
     if narrow and len(dtypes) > 1:
@@ -44,11 +44,11 @@ def form_of(
         )
     wider = any(trainers[p.group].tensors[p.index].dtype != VALUES for p in holds)
     if wider and (narrow or scales):
-        return Quantised(tensor, holds, block, scales=scales)
-    return Plain(tensor, holds)
+        return QuantisedForm(tensor, holds, block, scales=scales)
+    return PlainForm(tensor, holds)
 
 
-class Plain:
+class PlainForm:
     """A tensor that is needed as it is held, or cast."""
 
     block = 0
@@ -76,7 +76,7 @@ class Plain:
         return WIRE_DTYPES.index(held)
 
 
-class Quantised(Plain):
+class QuantisedForm(PlainForm):
     """The values (in elements) or scales (in blocks) of a tensor that senders quantise, in whole blocks."""
 
     def __init__(self, tensor: str, holds: Sequence[BoxPlace], block: int, *, scales: bool) -> None:

@@ -37,7 +37,7 @@ class NearestRanks:
         """By distance: a property that slots at most this far apart share."""
         trainers = np.full(topology.num_slots, -1)
         trainers[self._trainer_slots] = np.arange(len(self._trainer_slots))
-        self.trainer_beside = trainers[self._engine_slots]
+        self.trainer_on_slot = trainers[self._engine_slots]
         """By engine rank: the trainer rank on its own slot; -1 if there is none."""
         self._known: dict[tuple[int, ...], Nearest] = {}
         self._ids: dict[bytes, int] = {}

@@ -16,9 +16,9 @@ import numpy as np
 
 from mrl.errors import ConfigError
 from mrl.models.tensors import BLOCK
-from mrl.resharding.planner.agreement import require_agreement, require_placed, require_written_once
+from mrl.resharding.planner.agreement import require_agreement, require_slots, require_written_once
 from mrl.resharding.planner.manifest import RankManifest, Replicas, replicas, tensor_bytes
-from mrl.resharding.planner.quantised import leave_whole
+from mrl.resharding.planner.quantised import without_cut_modules
 from mrl.resharding.planner.schedule import SlotTraffic, Window, cut_counts, fill_windows, ordered_steps
 from mrl.resharding.planner.slot_plan import PartBuilder, SlotPart
 from mrl.resharding.planner.topology import Topology
@@ -133,10 +133,10 @@ def build_plan(
             at all.
         ConfigError: the topology does not fit.
     """
-    require_placed("trainer", trainers, topology.trainer_slots)
-    require_placed("engine", engines, topology.engine_slots)
+    require_slots("trainer", trainers, topology.trainer_slots)
+    require_slots("engine", engines, topology.engine_slots)
     require_agreement(trainers, engines)
-    engines = with_whole_tensors(trainers, leave_whole(trainers, engines, options.quantise_block))
+    engines = with_whole_tensors(trainers, without_cut_modules(trainers, engines, options.quantise_block))
     held, needed = replicas(trainers), replicas(engines)
     for group in needed:
         require_written_once(group)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mrl.errors import WeightSyncError
-from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor, LocalTensor, TensorSlice
 from mrl.resharding.planner.boxes import Box, cells, contains, full_shape
 from mrl.resharding.planner.manifest import RankManifest, module_of, whole_modules
 
@@ -30,7 +30,7 @@ def quantises(name: str) -> bool:
     return _LINEAR.search(name) is not None
 
 
-def checkpoint(tensors: Iterable[CheckpointTensor], block: int = BLOCK) -> list[CheckpointTensor]:
+def quantised_checkpoint(tensors: Iterable[CheckpointTensor], block: int = BLOCK) -> list[CheckpointTensor]:
     """Return the checkpoint as the engine sees it, with values and scales; unchanged if `block` is 0."""
     result = []
     for tensor in tensors:
@@ -83,7 +83,9 @@ def _scales_of(tensor: LocalTensor, block: int) -> LocalTensor:
             )
         start = tuple(at // block for at in piece.start)
         shape = tuple(-(-size // block) for size in piece.shape)
-        pieces.append(Piece(piece.tensor + SCALES, start, shape, (*outer, *(at // block for at in local))))
+        pieces.append(
+            TensorSlice(piece.tensor + SCALES, start, shape, (*outer, *(at // block for at in local)))
+        )
     shape = (*tensor.shape[:-2], *(-(-size // block) for size in tensor.shape[-2:]))
     return LocalTensor(tensor.name + SCALES, tensor.chunk, shape, "float32", tuple(pieces))
 
@@ -133,7 +135,7 @@ class Blocks:
 # receiver: ranks with a part of a block each would have to agree on its scale before any could send.
 
 
-def leave_whole(
+def without_cut_modules(
     trainers: Sequence[RankManifest], engines: Sequence[RankManifest], block: int
 ) -> list[RankManifest]:
     """Drop the modules that need a block which no trainer rank holds whole from the engine manifests; their

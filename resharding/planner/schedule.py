@@ -68,7 +68,7 @@ def slice_of(
 class Flow:
     """Bytes between slots for a part of an item. Lane `slot` sends; lane `num_slots + slot` receives."""
 
-    lanes: np.ndarray
+    endpoints: np.ndarray
     num_bytes: np.ndarray
 
     @property
@@ -115,7 +115,7 @@ class SlotTraffic:
     def __init__(self, topology: Topology, *, reach: int = 0) -> None:
         """`reach`: the distance up to which engine ranks read trainer memory."""
         self._reach = reach
-        self.num_lanes = 2 * topology.num_slots
+        self.num_endpoints = 2 * topology.num_slots
         self._trainer_lanes = np.array(topology.trainer_slots, int)
         self._engine_lanes = np.array(topology.engine_slots, int) + topology.num_slots
         self._remote: dict[int, _RemoteTransfers] = {}
@@ -205,17 +205,17 @@ def fill_windows(
     """Group steps in order, so that no slot sends or receives more than bucket_bytes in a window."""
     result: list[Window] = []
     steps: list[PlanStep] = []
-    total = np.zeros(traffic.num_lanes, dtype=np.int64)
+    total = np.zeros(traffic.num_endpoints, dtype=np.int64)
     for step in order:
         item = items[step.item]
         flow = traffic.of(item.pattern, item.ordinal, step.part, step.parts)
-        grown = total[flow.lanes] + flow.num_bytes
+        grown = total[flow.endpoints] + flow.num_bytes
         if steps and grown.max(initial=0) > bucket_bytes:
             result.append(tuple(steps))
             steps, grown = [], flow.num_bytes
             total[:] = 0
         steps.append(step)
-        total[flow.lanes] = grown
+        total[flow.endpoints] = grown
     if steps:
         result.append(tuple(steps))
     return result

@@ -38,7 +38,7 @@ class Topology:
         return len(self.nodes)
 
     @classmethod
-    def on(cls, nodes: Sequence[int], *, num_trainers: int | None = None) -> Topology:
+    def shared_slots(cls, nodes: Sequence[int], *, num_trainers: int | None = None) -> Topology:
         """Put trainer rank r and engine rank r on slot r of node `nodes[r]`.
 
         With fewer trainers the last slots have only engine ranks. A slot's rail is its place in its node."""
@@ -49,11 +49,13 @@ class Topology:
 
     @classmethod
     def shared(cls, num_slots: int, *, slots_per_node: int = 8, num_trainers: int | None = None) -> Topology:
-        """Place ranks as `on` does, on nodes that are filled one after the other."""
-        return cls.on([slot // slots_per_node for slot in range(num_slots)], num_trainers=num_trainers)
+        """Place ranks as `shared_slots` does, on nodes that are filled one after the other."""
+        return cls.shared_slots(
+            [slot // slots_per_node for slot in range(num_slots)], num_trainers=num_trainers
+        )
 
     @classmethod
-    def beside(cls, nodes: Sequence[int]) -> Topology:
+    def separate_slots(cls, nodes: Sequence[int]) -> Topology:
         """Put trainer rank r and engine rank r on node `nodes[r]`, on separate slots without shared
         memory."""
         ranks = tuple(range(len(nodes)))
@@ -65,7 +67,7 @@ class Topology:
         )
 
     @classmethod
-    def apart(cls, nodes: Sequence[int], *, num_trainers: int) -> Topology:
+    def separate_pools(cls, nodes: Sequence[int], *, num_trainers: int) -> Topology:
         """Make two pools: trainer ranks on the first slots, engine ranks on the rest; slot s is on
         `nodes[s]`."""
         return cls(

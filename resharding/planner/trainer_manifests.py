@@ -23,7 +23,7 @@ def trainer_rank_manifests(
     family = family_of(hf_config)
     by_shard: dict[tuple[int, ...], RankManifest] = {}
     manifests = []
-    for place in layout.places():
+    for place in layout.all_coordinates():
         key = (place.tp, place.pp, place.ep, place.etp)
         if key not in by_shard:
             tensors = family.local_tensors(hf_config, layout, place, dtype=dtype, spec=spec)

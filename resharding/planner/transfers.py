@@ -23,7 +23,7 @@ from mrl.resharding.planner.boxes import (
     intersection,
     overlapping_boxes,
 )
-from mrl.resharding.planner.forms import BoxPlace, Plain, form_of, relative
+from mrl.resharding.planner.forms import BoxPlace, PlainForm, form_of, relative
 from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, Replicas
 from mrl.resharding.planner.nearest import NearestRanks, times_before
 from mrl.resharding.planner.quantised import Blocks
@@ -100,7 +100,7 @@ class Pattern:
     """Ordinals are taken modulo this period."""
     bytes_not_on_slot: int
     """Bytes that engine ranks need and their own slot lacks, from the boxes alone (lower bound)."""
-    form: Plain
+    form: PlainForm
 
     def __len__(self) -> int:
         return len(self.engine_rank)
@@ -222,14 +222,14 @@ class _Sides:
         for number, group in enumerate(trainers):
             group_of[list(group.ranks)] = number
         ranks = [np.array(group.ranks, np.int32) for group in engines]
-        return cls(trainers, engines, nearest, ranks, group_of[nearest.trainer_beside])
+        return cls(trainers, engines, nearest, ranks, group_of[nearest.trainer_on_slot])
 
 
 class _Class:
     """Tensors of one class: which trainer ranks hold which boxes, which engine ranks need which."""
 
     def __init__(
-        self, holds: Sequence[BoxPlace], needs: Sequence[BoxPlace], sides: _Sides, form: Plain
+        self, holds: Sequence[BoxPlace], needs: Sequence[BoxPlace], sides: _Sides, form: PlainForm
     ) -> None:
         self._sides, self._form = sides, form
         self._holds, self._needs = holds, needs

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from mrl.models.tensors import SCALES, LocalTensor, Piece
+from mrl.models.tensors import SCALES, LocalTensor, TensorSlice
 from mrl.resharding.planner.boxes import Box, full_shape
 from mrl.resharding.planner.manifest import RankManifest
 
@@ -24,7 +24,7 @@ def whole_tensor_of(target: str) -> str | None:
 def whole_target(tensor: str, shape: tuple[int, ...], dtype: str) -> LocalTensor:
     """Return the target for a whole checkpoint tensor; it is its own module."""
     zero = (0,) * len(shape)
-    return LocalTensor(tensor + _END, 0, shape, dtype, (Piece(tensor, zero, shape, zero),))
+    return LocalTensor(tensor + _END, 0, shape, dtype, (TensorSlice(tensor, zero, shape, zero),))
 
 
 def with_whole_tensors(

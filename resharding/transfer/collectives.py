@@ -32,7 +32,7 @@ class RankGroup:
         self.rank = dist.get_rank(group) if group is not None else 0
         self.size = dist.get_world_size(group) if group is not None else 1
 
-    def together(self, action: Callable[[], T]) -> T:
+    def run_on_all(self, action: Callable[[], T]) -> T:
         """Run the action on every rank; raise an error of any rank on all, with its origin."""
         result, error = None, None
         try:
@@ -48,16 +48,16 @@ class RankGroup:
             raise error
         return result  # type: ignore[return-value]
 
-    def sum_of(self, action: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def all_reduce_sum(self, action: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the sum of all ranks' results, [n] int64; raise an error of any rank on all ranks."""
-        result = self.together(action)
+        result = self.run_on_all(action)
         if self.size == 1:
             return result
         total = result.to(self.device)
         self._wait(dist.all_reduce(total, group=self._group, async_op=True))
         return total.cpu()
 
-    def agree(self, facts: Mapping[str, object]) -> None:
+    def require_equal(self, facts: Mapping[str, object]) -> None:
         """Raise WeightSyncError on all ranks if a fact differs; the error names it and each rank's value."""
         if self.size == 1:
             return
@@ -66,10 +66,10 @@ class RankGroup:
         digests = self._gathered(hashlib.sha256(encoded).digest())
         if len(set(digests)) > 1:
             raise WeightSyncError(
-                f"trainer ranks disagree before the first byte: {_differences(self.told(values))}"
+                f"trainer ranks disagree before the first byte: {_differences(self.all_gather(values))}"
             )
 
-    def told(self, own: T) -> list[T]:
+    def all_gather(self, own: T) -> list[T]:
         """Return every rank's value, by rank; any value that can be pickled."""
         if self.size == 1:
             return [own]
@@ -100,7 +100,7 @@ class RankGroup:
         """Return every rank's error text, cut to its last characters."""
         own_text = "" if error is None else "".join(traceback.format_exception(error))[-_ERROR_CHARACTERS:]
         return "\n".join(
-            f"trainer rank {rank}: {text}" for rank, text in enumerate(self.told(own_text)) if text
+            f"trainer rank {rank}: {text}" for rank, text in enumerate(self.all_gather(own_text)) if text
         )
 
     def _gathered(self, data: bytes) -> list[bytes]:

@@ -26,7 +26,7 @@ class SessionConversation:
         self._lost: Lost = lambda: None
 
     @property
-    def begun(self) -> bool:
+    def accepted(self) -> bool:
         """True once a sender was accepted."""
         return self._sender is not None
 
@@ -76,10 +76,10 @@ class SessionConversation:
                 raise WeightSyncError(f"the sender gave up {session}:\n{message.error}")
             return message
 
-    def given_up(self) -> str | None:
+    def peer_failure(self) -> str | None:
         """Return why the sender will not join, or None."""
         assert self._sender is not None
-        pending = self._listener.glance()
+        pending = self._listener.peek()
         if pending is not None and pending[0] == self._sender[0] and isinstance(pending[1], m.Abort):
             return f"the sender gave up {self.session}:\n{pending[1].error}\nand this"
         return self._lost()

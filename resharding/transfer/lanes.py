@@ -14,11 +14,11 @@ from mrl.resharding.planner.slot_plan import SlotMessage, SlotPart, WindowPart
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.wire.mesh import Outgoing
 from mrl.resharding.wire.mesh_link import TrainerMesh
-from mrl.resharding.wire.messages import Parcel
+from mrl.resharding.wire.messages import BucketMessage
 from mrl.resharding.wire.parcels import digest_in, with_digests, with_trailers
 
 
-class PeerLane:
+class PeerTransport:
     """Sends from trainer rank to trainer rank, into the receive bucket of the peer's slot.
 
     A message's digest is taken in the send bucket and follows the message. The receiver compares it with the
@@ -48,7 +48,7 @@ class PeerLane:
         self._arriving = [(rank[r.peer], r, room) for r, room in zip(window.receives, trailers, strict=True)]
         self._works = self._ranks.exchange(with_digests(sends), receives)
 
-    def finish(self, turn: int) -> list[Parcel]:
+    def finish(self, turn: int) -> list[BucketMessage]:
         """Wait for a started window's messages from and to peers.
 
         Returns the messages in the receive bucket, with their senders' digests.
@@ -56,7 +56,7 @@ class PeerLane:
         works, self._works = self._works, []
         self._ranks.wait(works)
         return [
-            Parcel(rank=rank, offset=r.offset, num_bytes=r.num_bytes, digest=digest_in(trailer))
+            BucketMessage(rank=rank, offset=r.offset, num_bytes=r.num_bytes, digest=digest_in(trailer))
             for rank, r, trailer in self._arriving
         ]
 
@@ -64,7 +64,7 @@ class PeerLane:
         """Do nothing: every window was finished."""
 
 
-class MeshLane:
+class MeshTransport:
     """Sends from trainer rank to engine rank if they share no memory."""
 
     def __init__(
@@ -108,12 +108,15 @@ def _send_buckets(part: SlotPart, device: torch.device) -> list[torch.Tensor]:
     return [torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
 
 
-Lane = PeerLane | MeshLane
+Transport = PeerTransport | MeshTransport
 
 
-def parcels_of(part: SlotPart, rank_of_slot: Mapping[int, int]) -> list[list[Parcel]]:
+def bucket_messages_of(part: SlotPart, rank_of_slot: Mapping[int, int]) -> list[list[BucketMessage]]:
     """Return, by window, the messages a slot receives, with their senders' ranks."""
     return [
-        [Parcel(rank=rank_of_slot[r.peer], offset=r.offset, num_bytes=r.num_bytes) for r in window.receives]
+        [
+            BucketMessage(rank=rank_of_slot[r.peer], offset=r.offset, num_bytes=r.num_bytes)
+            for r in window.receives
+        ]
         for window in part.windows
     ]

@@ -40,7 +40,7 @@ def describe_device(buffers: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Lent:
+class LentMemory:
     """Description of a trainer rank's parameter memory, which others of its node read."""
 
     tensors: Sequence[LeasedTensor]
@@ -48,7 +48,7 @@ class Lent:
     """Buffers, the same in every session; none on a GPU, where each session exports them anew."""
 
 
-def of_lenders(lent: Sequence[Lent]) -> list[LeasedTensor]:
+def lenders_tensors(lent: Sequence[LentMemory]) -> list[LeasedTensor]:
     """Return the tensors of all lenders, with their buffers numbered consecutively."""
     tensors, buffers = [], 0
     for lender in lent:
@@ -91,7 +91,7 @@ class Lease:
             self.buffers.append(torch.from_numpy(np.frombuffer(memory, dtype=np.uint8)))
 
     @property
-    def stays(self) -> bool:
+    def reusable(self) -> bool:
         """True if later sessions that describe the same memory may also read it."""
         return not self._opened
 
@@ -112,9 +112,9 @@ class Lease:
         return self.buffers[tensor.buffer][tensor.byte_offset : tensor.byte_offset + size].view(dtype)
 
 
-def renewed(lease: Lease | None, descriptions: Sequence[dict[str, Any]]) -> Lease:
+def reuse_or_open_lease(lease: Lease | None, descriptions: Sequence[dict[str, Any]]) -> Lease:
     """Return the earlier lease if it stays and is of the same memory; else close it and open a new one."""
-    if lease is not None and lease.stays and lease.descriptions == list(descriptions):
+    if lease is not None and lease.reusable and lease.descriptions == list(descriptions):
         return lease
     if lease is not None:
         lease.close()

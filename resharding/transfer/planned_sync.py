@@ -26,13 +26,13 @@ from mrl.resharding.planner.slot_plan import SlotPart
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.planner.trainer_manifests import trainer_rank_manifests
 from mrl.resharding.transfer.collectives import RankGroup
-from mrl.resharding.transfer.lanes import Lane, MeshLane, PeerLane, parcels_of
-from mrl.resharding.transfer.lease import Lent, describe_device, describe_files, of_lenders
+from mrl.resharding.transfer.lanes import MeshTransport, PeerTransport, Transport, bucket_messages_of
+from mrl.resharding.transfer.lease import LentMemory, describe_device, describe_files, lenders_tensors
 from mrl.resharding.transfer.proof import ReadBoxes, TrainerProof
-from mrl.resharding.transfer.run_session import Feed, run_session
+from mrl.resharding.transfer.run_session import ReceiverFeed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.transfer.slot_tables import leased_tensors, of_part
+from mrl.resharding.transfer.slot_tables import leased_tensors, tables_of
 from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
 from mrl.resharding.wire.nixl_mesh import nixl
 from mrl.resharding.wire.slot_link import SlotLink
@@ -138,11 +138,11 @@ class PlannedSync:
         }
         """Facts that must be equal on all ranks, by their names in errors."""
         self._compared_with_folder = False
-        self._feeds: list[Feed] | None = None
+        self._feeds: list[ReceiverFeed] | None = None
         self.received_bytes = 0
         """Bytes that this rank's receivers get from other slots per session, with alignment; 0 before the
         first."""
-        self._lane: Lane | None = None
+        self._lane: Transport | None = None
         self._absent: tuple[int, ...] = ()
         """Engine ranks that the lane skips."""
 
@@ -197,30 +197,30 @@ class PlannedSync:
         """Digest that a session must carry; equal on all ranks."""
         return self.plan.digest
 
-    def feeds(self, ranks: RankGroup) -> list[Feed]:
+    def receiver_feeds(self, ranks: RankGroup) -> list[ReceiverFeed]:
         """Return the engine ranks that this rank feeds; the first call exchanges places of parameters."""
         if self._feeds is None:
-            own_memory = ranks.together(self._lent)
+            own_memory = ranks.run_on_all(self._lent)
             read = self.plan.options.read_neighbours
-            lent = dict(enumerate(ranks.told(own_memory))) if read else {self._rank: own_memory}
-            self._feeds = ranks.together(lambda: [self._feed(r, lent) for r in self._senders])
+            lent = dict(enumerate(ranks.all_gather(own_memory))) if read else {self._rank: own_memory}
+            self._feeds = ranks.run_on_all(lambda: [self._feed(r, lent) for r in self._senders])
             self.received_bytes = sum(map(self._received, self._feeds))
         return self._feeds
 
-    def _lent(self) -> Lent:
+    def _lent(self) -> LentMemory:
         """Describe the memory that this rank lends in every session."""
         trainer = self._trainer
         files = describe_files(trainer.memory.export()) if trainer.device.type == "cpu" else ()
-        return Lent(leased_tensors(trainer.local_tensors()), files)
+        return LentMemory(leased_tensors(trainer.local_tensors()), files)
 
-    def _feed(self, receiver: int, lent: Mapping[int, Lent]) -> Feed:
+    def _feed(self, receiver: int, lent: Mapping[int, LentMemory]) -> ReceiverFeed:
         part, parcels = self._part_of(receiver), None
-        leased = of_lenders([lent[rank] for rank in part.lenders])
-        tables = of_part(part, leased, list(self._proof.needed[receiver].values()))
+        leased = lenders_tensors([lent[rank] for rank in part.lenders])
+        tables = tables_of(part, leased, list(self._proof.needed[receiver].values()))
         if self._mesh is not None:
-            parcels = parcels_of(part, self._rank_of_slot)
+            parcels = bucket_messages_of(part, self._rank_of_slot)
         files = [file for rank in part.lenders for file in lent[rank].files]
-        return Feed(self._senders[receiver], tables, parcels, receiver, files)
+        return ReceiverFeed(self._senders[receiver], tables, parcels, receiver, files)
 
     def _part_of(self, receiver: int) -> SlotPart:
         return self.plan.part(self.plan.topology.engine_slots[receiver])
@@ -229,7 +229,7 @@ class PlannedSync:
     def _rank_of_slot(self) -> dict[int, int]:
         return {slot: rank for rank, slot in enumerate(self.plan.topology.trainer_slots)}
 
-    def _received(self, feed: Feed) -> int:
+    def _received(self, feed: ReceiverFeed) -> int:
         """Return the bytes that a receiver gets from other slots."""
         messages = sum(window.bucket_bytes for window in feed.tables.windows)
         return messages + feed.tables.lent_bytes(len(self._part_of(feed.receiver).trainer_tensors))
@@ -254,7 +254,7 @@ class PlannedSync:
         try:
             self._require_agreed(session, ranks, absent)
             self._leave_out(absent)
-            feeds = self.feeds(ranks)
+            feeds = self.receiver_feeds(ranks)
             figures = run_session(
                 [self._leased(feed) for feed in feeds if feed.receiver not in absent],
                 session,
@@ -280,13 +280,13 @@ class PlannedSync:
 
         The first session with a proof compares the folder, later ones do not."""
         opened = (session, session.session_id, session.full, session.digest)
-        ranks.agree(self._facts | {"session": opened, "absent engine ranks": list(absent)})
+        ranks.require_equal(self._facts | {"session": opened, "absent engine ranks": list(absent)})
         if session.digest != self.digest:
             raise WeightSyncError(
                 f"{session} is of another plan (digest {session.digest[:12]}, expected {self.digest[:12]})"
             )
         if session.full and not self._compared_with_folder:
-            ranks.together(self._require_loaded)
+            ranks.run_on_all(self._require_loaded)
             self._compared_with_folder = True
 
     def _require_loaded(self) -> None:
@@ -302,14 +302,14 @@ class PlannedSync:
         if self._mesh is not None:
             self._mesh.keep([r for r in range(self._num_receivers) if r not in absent])
 
-    def _leased(self, feed: Feed) -> Feed:
+    def _leased(self, feed: ReceiverFeed) -> ReceiverFeed:
         """Add the lease that the receiver reads on a GPU; exported anew for each session."""
         if self._trainer.device.type != "cuda" or not self._part_of(feed.receiver).lenders:
             return feed
         buffers = [buffer.param_data for buffer in self._trainer.memory.buffers]
         return dataclasses.replace(feed, lease=describe_device(buffers))
 
-    def _far(self, ranks: RankGroup) -> Lane | None:
+    def _far(self, ranks: RankGroup) -> Transport | None:
         """Return the lane for what leases do not cover, made in the first session; None if they cover all."""
         topology = self.plan.topology
         if self.plan.options.read_neighbours and len(set(topology.nodes)) == 1:
@@ -317,11 +317,11 @@ class PlannedSync:
         if self._lane is not None:
             return self._lane
         if self._mesh is None:
-            self._lane = PeerLane(ranks, self.part, self._rank_of_slot)
+            self._lane = PeerTransport(ranks, self.part, self._rank_of_slot)
         else:
             receivers = {s: r for r, s in enumerate(topology.engine_slots) if r not in self._absent}
-            places = ranks.together(lambda: self._places(ranks))
-            self._lane = MeshLane(self._mesh, self.part, receivers, places)
+            places = ranks.run_on_all(lambda: self._places(ranks))
+            self._lane = MeshTransport(self._mesh, self.part, receivers, places)
         return self._lane
 
     def _places(self, ranks: RankGroup) -> list[dict[int, int]]:
@@ -333,7 +333,7 @@ class PlannedSync:
             for part in map(self._part_of, self._senders)
         }
         own_slot, places = self.part.slot, [{} for _ in self.part.windows]
-        for slot, of_slot in (item for by_slot in ranks.told(offsets) for item in by_slot.items()):
+        for slot, of_slot in (item for by_slot in ranks.all_gather(offsets) for item in by_slot.items()):
             for window, senders in zip(places, of_slot, strict=True):
                 if own_slot in senders:
                     window[slot] = senders[own_slot]

@@ -61,14 +61,14 @@ class TrainerProof:
         self.needed = {receiver: plan_cells.needed(receiver) for receiver in receivers}
         """By engine rank: its cells, by number."""
 
-    def said(
+    def exchange_digests(
         self, arrays: Sequence[torch.Tensor], ranks: RankGroup, receivers: Iterable[int] | None = None
     ) -> list[str]:
         """Return each receiver's cell digests over all ranks' parameters; all ranks call it together.
 
         `arrays`: this rank's parameters, flat. `receivers`: default all. A cell's digest is computed on one
         rank and 0 on the others, so that a sum exchanges them."""
-        total = ranks.sum_of(lambda: torch.from_numpy(self._digests(arrays).view(np.int64)))
+        total = ranks.all_reduce_sum(lambda: torch.from_numpy(self._digests(arrays).view(np.int64)))
         chosen = self.needed if receivers is None else receivers
         digests = total.numpy().view(np.uint64)
         return [encoded(digests[np.array(list(self.needed[receiver]), np.int64)]) for receiver in chosen]
@@ -168,14 +168,14 @@ class EngineProof:
         """Forget what an earlier session wrote."""
         self._seen = []
 
-    def look(self, target: str, flat: torch.Tensor) -> None:
+    def digest_target(self, target: str, flat: torch.Tensor) -> None:
         """Digest a target of the tables, after its last byte is written and before it is processed."""
         placed = self._places.get(target, [])
         digests = matrix_digests(run.of(flat) for _, run in placed)
         self._seen += zip((number for number, _ in placed), digests, strict=True)
 
     def compare(self, said: str) -> None:
-        """Raise WeightSyncError if a digest differs from the trainer ranks' (`TrainerProof.said`)."""
+        """Raise WeightSyncError if a digest differs from the trainer ranks' (`TrainerProof.exchange_digests`)."""
         expected = decoded(said, len(self._cells)).tolist()
         if len(self._seen) != self._expected:
             raise WeightSyncError(

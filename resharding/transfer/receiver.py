@@ -17,7 +17,7 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.conversation import SessionConversation
-from mrl.resharding.transfer.lease import Lease, renewed
+from mrl.resharding.transfer.lease import Lease, reuse_or_open_lease
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.session import ReceiverProgress, ReceiverState, Session
 from mrl.resharding.transfer.slot_tables import Tables
@@ -96,7 +96,7 @@ class Receiver:
         try:
             opening = self._accept(conversation)
             tables = self._tables(conversation, opening)
-            self._open_inbox().connect(conversation.given_up)
+            self._open_inbox().connect(conversation.peer_failure)
             self.progress.receiving()
             self._proof = self._proof_of(tables, consumer.manifest) if session.full else None
             self._take_windows(conversation, opening, tables, consumer)
@@ -117,7 +117,7 @@ class Receiver:
         if begun:
             consumer.abort()
         self._end_lease()
-        if conversation.begun:
+        if conversation.accepted:
             conversation.send(m.Failed(session_id=conversation.session.session_id, error=text))
         if self._inbox is not None:
             self._inbox.drop()  # after the error: a sender that loses a message waits for that error
@@ -183,7 +183,7 @@ class Receiver:
         """Write and prove all windows; end a lease that must end before the receiver reports completion."""
         if opening.at_once and any(window.bucket_bytes for window in tables.windows):
             raise WeightSyncError(f"{conversation.session} sends no messages, but its windows need some")
-        self._lease = renewed(self._lease, opening.lease)
+        self._lease = reuse_or_open_lease(self._lease, opening.lease)
         sources = [self._lease.flat(tensor) for tensor in tables.sources]
         consumer.start(tables, self._proof)
         for expected in range(len(tables.windows)):
@@ -197,7 +197,7 @@ class Receiver:
             self._spent["load"] += time.monotonic() - mark
             conversation.send(m.Done(session_id=conversation.session.session_id, index=expected))
         sources.clear()
-        if not self._lease.stays:
+        if not self._lease.reusable:
             self._end_lease()
         message, taken = conversation.next("the end"), len(tables.windows)
         if not isinstance(message, m.SessionEnd) or message.num_windows != taken:
@@ -212,7 +212,7 @@ class Receiver:
         if not isinstance(message, m.WindowFilled) or message.index != expected:
             raise WeightSyncError(f"{conversation.session}: expected window {expected}, got {message!r:.200}")
         mark = time.monotonic()
-        received = self._bytes(conversation, message.buffer, size, message.parcels)
+        received = self._bytes(conversation, message.buffer, size, message.messages)
         self._spent["copy"] += time.monotonic() - mark
         return received
 
@@ -252,7 +252,7 @@ class Receiver:
         conversation: SessionConversation,
         which: int,
         num_bytes: int,
-        parcels: Sequence[m.Parcel] | None = None,
+        parcels: Sequence[m.BucketMessage] | None = None,
     ) -> torch.Tensor:
         """Return a bucket's bytes; if the sender gives up, which drops its messages, raise its reason."""
         try:

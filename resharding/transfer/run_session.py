@@ -19,22 +19,22 @@ import torch
 from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.copies import run_copies
-from mrl.resharding.transfer.lanes import Lane
+from mrl.resharding.transfer.lanes import Transport
 from mrl.resharding.transfer.proof import TrainerProof
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.wire.mesh_link import TrainerMesh
-from mrl.resharding.wire.messages import Parcel
+from mrl.resharding.wire.messages import BucketMessage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Feed:
+class ReceiverFeed:
     """An engine rank that this trainer rank feeds in a session, and what the session sends it."""
 
     sender: WeightSender
     tables: Tables
-    parcels: Sequence[Sequence[Parcel]] | None = None
+    messages: Sequence[Sequence[BucketMessage]] | None = None
     """By window: messages of other ranks that bring its bytes. None: this rank fills its bucket."""
     receiver: int = 0
     """Number among all engine ranks."""
@@ -43,11 +43,11 @@ class Feed:
 
 
 def run_session(
-    feeds: Sequence[Feed],
+    feeds: Sequence[ReceiverFeed],
     session: Session,
     part: SlotPart,
     tensors: Sequence[torch.Tensor],
-    lane: Lane | None,
+    lane: Transport | None,
     ranks: RankGroup,
     proof: TrainerProof,
     *,
@@ -70,20 +70,20 @@ def run_session(
     """
     flat, senders = [tensor.reshape(-1) for tensor in tensors], [feed.sender for feed in feeds]
     try:
-        ranks.together(lambda: _open(session, feeds, at_once=lane is None))
+        ranks.run_on_all(lambda: _open(session, feeds, at_once=lane is None))
         if lane is not None:
-            ranks.together(lambda: _connect(senders, session, mesh))
+            ranks.run_on_all(lambda: _connect(senders, session, mesh))
         started, packing = time.monotonic(), 0.0
         if lane is not None:
             packing = _send_windows(feeds, part, flat, lane, ranks)
         moved = proved = time.monotonic()
         proofs: Sequence[str | None] = [None] * len(feeds)
         if session.full:
-            proofs = proof.said(flat, ranks, [feed.receiver for feed in feeds])
+            proofs = proof.exchange_digests(flat, ranks, [feed.receiver for feed in feeds])
             proved = time.monotonic()
-        verified = ranks.together(lambda: [s.finish(p) for s, p in zip(senders, proofs, strict=True)])
+        verified = ranks.run_on_all(lambda: [s.finish(p) for s, p in zip(senders, proofs, strict=True)])
         finished = time.monotonic()
-        ranks.together(lambda: [sender.commit() for sender in senders])
+        ranks.run_on_all(lambda: [sender.commit() for sender in senders])
     except BaseException as error:
         for sender in senders:
             sender.abort("".join(traceback.format_exception(error)), wait=True)
@@ -102,7 +102,7 @@ def run_session(
     }
 
 
-def _open(session: Session, feeds: Sequence[Feed], at_once: bool) -> None:
+def _open(session: Session, feeds: Sequence[ReceiverFeed], at_once: bool) -> None:
     """Announce the session to all receivers, then wait for each.
 
     If a receiver is gone, the others learn that the session ended instead of waiting for it to open."""
@@ -120,7 +120,11 @@ def _connect(senders: Sequence[WeightSender], session: Session, mesh: TrainerMes
 
 
 def _send_windows(
-    feeds: Sequence[Feed], part: SlotPart, flat: Sequence[torch.Tensor], lane: Lane, ranks: RankGroup
+    feeds: Sequence[ReceiverFeed],
+    part: SlotPart,
+    flat: Sequence[torch.Tensor],
+    lane: Transport,
+    ranks: RankGroup,
 ) -> float:
     """Pack and send every window in the plan's order; return the seconds of packing.
 
@@ -128,17 +132,21 @@ def _send_windows(
     """
     packing = 0.0
     for turn, window in enumerate(part.windows):
-        received, seconds = ranks.together(
+        received, seconds = ranks.run_on_all(
             lambda turn=turn, window=window: _ready(feeds, lane, turn, window, flat)
         )
         packing += seconds
         lane.start(turn, window, received)
-    ranks.together(lambda: _last(feeds, lane, len(part.windows)))
+    ranks.run_on_all(lambda: _last(feeds, lane, len(part.windows)))
     return packing
 
 
 def _ready(
-    feeds: Sequence[Feed], lane: Lane, turn: int, window: WindowPart, flat: Sequence[torch.Tensor]
+    feeds: Sequence[ReceiverFeed],
+    lane: Transport,
+    turn: int,
+    window: WindowPart,
+    flat: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor | None, float]:
     """Pack a window, then finish the one before and announce it.
 
@@ -156,19 +164,21 @@ def _ready(
     return _free(feeds, turn, arrived), seconds
 
 
-def _free(feeds: Sequence[Feed], turn: int, arrived: Sequence[Parcel] | None) -> torch.Tensor | None:
+def _free(
+    feeds: Sequence[ReceiverFeed], turn: int, arrived: Sequence[BucketMessage] | None
+) -> torch.Tensor | None:
     """Announce what has arrived, then wait until the receivers have room for the next window."""
     _announce_arrived(feeds, turn - 1, arrived)
     received = None
     for feed in feeds:
-        if feed.parcels is None:
+        if feed.messages is None:
             received = feed.sender.next_buffer()
         else:
-            feed.sender.wait_turn()
+            feed.sender.wait_for_room()
     return received
 
 
-def _last(feeds: Sequence[Feed], lane: Lane, turns: int) -> None:
+def _last(feeds: Sequence[ReceiverFeed], lane: Transport, turns: int) -> None:
     _announce_in_flight(feeds, turns - 1)
     with _explained(feeds):
         arrived = lane.finish(turns - 1)
@@ -176,24 +186,26 @@ def _last(feeds: Sequence[Feed], lane: Lane, turns: int) -> None:
     _announce_arrived(feeds, turns - 1, arrived)
 
 
-def _announce_in_flight(feeds: Sequence[Feed], turn: int) -> None:
+def _announce_in_flight(feeds: Sequence[ReceiverFeed], turn: int) -> None:
     """Announce a window whose messages have started to the receivers that take messages themselves."""
     for feed in feeds if turn >= 0 else ():
-        if feed.parcels is not None:
-            feed.sender.send_window(feed.parcels[turn], in_flight=True)
+        if feed.messages is not None:
+            feed.sender.send_window(feed.messages[turn], in_flight=True)
 
 
-def _announce_arrived(feeds: Sequence[Feed], turn: int, arrived: Sequence[Parcel] | None) -> None:
+def _announce_arrived(
+    feeds: Sequence[ReceiverFeed], turn: int, arrived: Sequence[BucketMessage] | None
+) -> None:
     """Announce a window whose bytes are in the bucket shared with the receiver."""
     for feed in feeds if turn >= 0 else ():
-        if feed.parcels is None:
+        if feed.messages is None:
             feed.sender.send_window(arrived)
 
 
 @contextlib.contextmanager
-def _explained(feeds: Sequence[Feed]) -> Any:
+def _explained(feeds: Sequence[ReceiverFeed]) -> Any:
     """Turn a lost message into the error of the receiver that gave up, if this rank feeds it."""
     with contextlib.ExitStack() as stack:
         for feed in feeds:
-            stack.enter_context(feed.sender.explained())
+            stack.enter_context(feed.sender.raise_receiver_error())
         yield

@@ -98,7 +98,7 @@ class WeightSender:
 
     def _given_up(self) -> str | None:
         """Return why the receiver will not join, or None."""
-        message = self._dialer.glance()
+        message = self._dialer.peek()
         if isinstance(message, m.Failed):
             return self._reported(self._open_session(), message.error)
         return self._dialer.lost()
@@ -108,10 +108,10 @@ class WeightSender:
 
     def next_buffer(self) -> torch.Tensor:
         """Return the next buffer to fill, [bucket_bytes] uint8, once the receiver has emptied it."""
-        self.wait_turn()
+        self.wait_for_room()
         return self._memory().buffer(self._sent % 2)
 
-    def wait_turn(self) -> None:
+    def wait_for_room(self) -> None:
         """Wait until the receiver has room for another bucket."""
         while self._sent - self._done >= 2:
             done = self._next(m.Done, f"bucket {self._done} to be taken")
@@ -122,7 +122,7 @@ class WeightSender:
             self._done += 1
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
+    def raise_receiver_error(self) -> Iterator[None]:
         """Turn a lost message into the error that a receiver sends before it drops its messages."""
         try:
             yield
@@ -130,7 +130,9 @@ class WeightSender:
             while True:  # until the receiver's error, its death or the deadline raises
                 self._next(m.Done, "the receiver's own error", seconds=_LAST_WORDS_SECONDS)
 
-    def send_window(self, parcels: Sequence[m.Parcel] | None = None, *, in_flight: bool = False) -> None:
+    def send_window(
+        self, parcels: Sequence[m.BucketMessage] | None = None, *, in_flight: bool = False
+    ) -> None:
         """Announce the next window.
 
         Args:
@@ -145,7 +147,7 @@ class WeightSender:
                 session_id=session.session_id,
                 index=self._sent,
                 buffer=which,
-                parcels=None if parcels is None else list(parcels),
+                messages=None if parcels is None else list(parcels),
             )
         )
         self._sent += 1
@@ -161,7 +163,7 @@ class WeightSender:
     def finish(self, proof: str | None = None) -> m.Verified:
         """End the windows; return after the receiver has loaded, checked and processed everything.
 
-        `proof`: the trainer's digests of the receiver's cells (`proof.TrainerProof.said`)."""
+        `proof`: the trainer's digests of the receiver's cells (`proof.TrainerProof.exchange_digests`)."""
         session_id = self._open_session().session_id
         self._post(m.SessionEnd(session_id=session_id, num_windows=self._sent, proof=proof))
         while self._done < self._sent:

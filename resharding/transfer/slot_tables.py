@@ -155,7 +155,7 @@ class Tables:
             )
 
 
-def of_part(part: SlotPart, leased: Sequence[LeasedTensor], cells: Sequence[Cell] = ()) -> Tables:
+def tables_of(part: SlotPart, leased: Sequence[LeasedTensor], cells: Sequence[Cell] = ()) -> Tables:
     """Build a part's tables. `leased`: places of the tensors of the part's lenders, in its order."""
     if len(leased) != part.num_sources:
         raise WeightSyncError(f"{len(leased)} leased tensors for a part with {part.num_sources} sources")

@@ -31,7 +31,7 @@ class FolderLoader(DefaultModelLoader):
         self, model_config: Any, model: torch.nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
         """Yield (name, tensor), without the tensors that the family carries along unserved."""
-        carried = family_of(read_config(model_config.model)).carried
+        carried = family_of(read_config(model_config.model)).copied_prefixes
         for name, tensor in super().get_all_weights(model_config, model):
             if not name.startswith(carried):
                 yield name, tensor

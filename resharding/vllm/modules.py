@@ -196,7 +196,7 @@ class PlanLoader:
         flat, name = self._flat[index], self._tables.targets[index].name
         if self._proof is None or flat is None:
             return
-        self._proof.look(name, flat)
+        self._proof.digest_target(name, flat)
         if flat[self._written[index] :].view(torch.uint8).any():
             raise WeightSyncError(f"{name}: the padding at its end was written")
 

@@ -92,7 +92,7 @@ def traced_manifest(
     0. Raises WeightSyncError for what a plan cannot express: copies other than from checkpoint tensors to
     parameters.
     """
-    checkpoint, shared = quantised.checkpoint(checkpoint, block), aliases(model)
+    checkpoint, shared = quantised.quantised_checkpoint(checkpoint, block), aliases(model)
     fed = [
         (t.name, t.as_stored(torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta")))
         for t in checkpoint

@@ -84,7 +84,7 @@ class Listener:
         message, self._kept = self._kept or self._read(), None
         return message
 
-    def glance(self) -> tuple[bytes, AnyMessage | WeightSyncError] | None:
+    def peek(self) -> tuple[bytes, AnyMessage | WeightSyncError] | None:
         """Return the waiting message or None, without taking it: `receive` will return it too."""
         if self._kept is None and self._socket.poll(0):
             self._kept = self._read()
@@ -138,13 +138,13 @@ class Dialer:
         self._socket.send(encode_message(message))
 
     def receive(self, deadline: float, waiting_for: str) -> AnyMessage:
-        while self.glance() is None:
+        while self.peek() is None:
             _wait(self._socket, deadline, waiting_for, self.lost)
         message, self._kept = self._kept, None
         assert message is not None
         return message
 
-    def glance(self) -> AnyMessage | None:
+    def peek(self) -> AnyMessage | None:
         """Return the waiting message or None, without taking it: `receive` will return it too."""
         while self._kept is None and self._socket.poll(0):
             message = decode_message(self._socket.recv())

@@ -35,7 +35,7 @@ class Meeting:
         others.
 
         Args:
-            said: text of this rank for the others (`said_by`).
+            said: text of this rank for the others (`published_by`).
 
         Raises:
             WeightSyncError: at the deadline, naming the missing ranks, or when `lost` returns a reason."""
@@ -71,7 +71,7 @@ def _opened(address: str, timeout: datetime.timedelta) -> Any:
     return store
 
 
-def said_by(store: Any, rank: int) -> str:
+def published_by(store: Any, rank: int) -> str:
     """Return a rank's text for the others."""
     return store.get(_name(rank)).decode()
 

@@ -26,7 +26,7 @@ class MessageLost(WeightSyncError):
     """A message did not arrive: the other end is gone, or gave up (its own error then says why)."""
 
 
-class NotStarted:
+class FailedWork:
     """A message that the group refused because the other end was gone; `wait` raises the loss."""
 
     def __init__(self, error: RuntimeError) -> None:
@@ -136,4 +136,4 @@ def _started(transfer: Callable[..., Any], data: torch.Tensor, rank: int) -> Any
     try:
         return transfer([data], rank, 0)
     except RuntimeError as error:
-        return NotStarted(error)
+        return FailedWork(error)

@@ -15,9 +15,9 @@ from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.meeting import Meeting
 from mrl.resharding.wire.mesh import Mesh, Outgoing
-from mrl.resharding.wire.messages import Parcel
+from mrl.resharding.wire.messages import BucketMessage
 from mrl.resharding.wire.nixl_mesh import NixlMesh
-from mrl.resharding.wire.parcels import require_sent, split
+from mrl.resharding.wire.parcels import require_digest, split
 
 Joined = Mesh | NixlMesh
 """One rank among all ranks of a weight sync."""
@@ -168,7 +168,9 @@ class MeshInbox:
             buckets=self._buckets,
         )
 
-    def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
+    def take(
+        self, which: int, num_bytes: int, parcels: Sequence[BucketMessage] | None = None
+    ) -> torch.Tensor:
         """Return the bucket's first `num_bytes`, filled by the parcels' senders, until its next `take`."""
         if self._mesh is None or parcels is None:
             raise WeightSyncError("a window came before the session's ranks had met, or without its messages")
@@ -176,7 +178,7 @@ class MeshInbox:
         expected = split(bucket, parcels)
         digests = self._mesh.receive(expected)
         for (rank, data), sent in zip(expected, digests, strict=True):
-            require_sent(data, sent, rank)
+            require_digest(data, sent, rank)
         return bucket
 
     def drop(self) -> None:

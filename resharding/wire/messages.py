@@ -60,7 +60,7 @@ class PlanTables(Message):
     """`Tables.encode`."""
 
 
-class Parcel(BaseModel):
+class BucketMessage(BaseModel):
     """Bytes of a receive bucket that one trainer rank sends."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -78,7 +78,7 @@ class WindowFilled(Message):
     kind: Literal["window"] = "window"
     index: Size
     buffer: Literal[0, 1]
-    parcels: list[Parcel] | None = None
+    messages: list[BucketMessage] | None = None
     """Messages that make up the bucket: with digests if they are in the slot's memory, else still to come
     from the trainer ranks. None: this rank alone filled it."""
 
@@ -92,7 +92,7 @@ class SessionEnd(Message):
     kind: Literal["end"] = "end"
     num_windows: Size
     proof: str | None = None
-    """`TrainerProof.said`: digests of the trainer's parameters, in the cells' order; None without a proof."""
+    """`TrainerProof.exchange_digests`: digests of the trainer's parameters, in the cells' order; None without a proof."""
 
 
 class Verified(Message):

@@ -23,7 +23,7 @@ from mrl.errors import WeightSyncError
 from mrl.resharding.wire import memory
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.digest import digest_bytes
-from mrl.resharding.wire.meeting import Meeting, said_by
+from mrl.resharding.wire.meeting import Meeting, published_by
 from mrl.resharding.wire.mesh import MessageLost, Outgoing
 
 _POLL_SECONDS = 0.0005
@@ -152,7 +152,7 @@ class NixlMesh:
     def _peer(self, rank: int) -> tuple[str, list[tuple[int, int, int]]]:
         """Return a receiver's (agent, buckets as (address, bytes, device))."""
         if rank not in self._peers:
-            card = json.loads(said_by(self._store, rank))
+            card = json.loads(published_by(self._store, rank))
             name = self._agent.add_remote_agent(bytes.fromhex(card["agent"]))
             name = name.decode() if isinstance(name, bytes) else name
             self._peers[rank] = (name, [(a, n, d) for a, n, d in card["buckets"]])

@@ -8,7 +8,7 @@ import torch
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.digest import digest_bytes
-from mrl.resharding.wire.messages import Parcel
+from mrl.resharding.wire.messages import BucketMessage
 
 _SIGN = 1 << 63
 Message = tuple[int, torch.Tensor]
@@ -40,7 +40,7 @@ def digest_in(trailer: torch.Tensor) -> int:
     return int(trailer) % (2 * _SIGN)
 
 
-def split(bucket: torch.Tensor, parcels: Sequence[Parcel]) -> list[tuple[int, torch.Tensor]]:
+def split(bucket: torch.Tensor, parcels: Sequence[BucketMessage]) -> list[tuple[int, torch.Tensor]]:
     """Return each parcel's (sender's rank, its bytes).
 
     Raises:
@@ -57,7 +57,7 @@ def split(bucket: torch.Tensor, parcels: Sequence[Parcel]) -> list[tuple[int, to
     return pieces
 
 
-def require_sent(data: torch.Tensor, sent: int, rank: int) -> None:
+def require_digest(data: torch.Tensor, sent: int, rank: int) -> None:
     """Raise WeightSyncError unless `data` has the digest that trainer rank `rank` sent."""
     if digest_bytes(data) != sent:
         raise WeightSyncError(

@@ -10,8 +10,8 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire import memory
 from mrl.resharding.wire.channel import Lost
-from mrl.resharding.wire.messages import Parcel
-from mrl.resharding.wire.parcels import require_sent, split
+from mrl.resharding.wire.messages import BucketMessage
+from mrl.resharding.wire.parcels import require_digest, split
 
 
 class SlotLink:
@@ -60,7 +60,9 @@ class SlotInbox:
     def connect(self, lost: Lost) -> None:
         """Do nothing: the memory is open."""
 
-    def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
+    def take(
+        self, which: int, num_bytes: int, parcels: Sequence[BucketMessage] | None = None
+    ) -> torch.Tensor:
         """Return the bucket's first `num_bytes`, filled by the sender; valid until its next `take`."""
         bucket = self._opened[which].buffer[:num_bytes]
         if parcels is None:
@@ -68,7 +70,7 @@ class SlotInbox:
         for parcel, (rank, data) in zip(parcels, split(bucket, parcels), strict=True):
             if parcel.digest is None:
                 raise WeightSyncError(f"{parcel} has no digest, but it reached the memory of a slot already")
-            require_sent(data, parcel.digest, rank)
+            require_digest(data, parcel.digest, rank)
         return bucket
 
     def drop(self) -> None:

@@ -13,7 +13,7 @@ from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 from mrl.launch.commands import check, engines
-from mrl.rollout.part import on_each_node
+from mrl.rollout.part import slots_per_node
 from tests.support.recipes import NOT_FOR_NODES, RECIPES, cases, files_of
 
 
@@ -52,7 +52,7 @@ def test_recipe_fits_its_hardware_and_can_be_trained(files, nodes, hardware, pub
     numbers = [
         3 + 2 * (rank // 8) for rank in range(config.training.layout.world_size)
     ]  # as Ray may give them
-    assert all(len(share) == 1 for share in on_each_node(config, numbers))
+    assert all(len(share) == 1 for share in slots_per_node(config, numbers))
     report = capacity_report(config, load_hardware(hardware))
     estimate = report.estimate
     assert report.advice.errors == []

@@ -6,7 +6,7 @@ import torch
 
 from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
 from mrl.resharding.wire.digest import digest_bytes
-from mrl.resharding.wire.messages import Parcel
+from mrl.resharding.wire.messages import BucketMessage
 
 
 class OneRankLane:
@@ -15,7 +15,7 @@ class OneRankLane:
 
     def __init__(self, part: SlotPart, device: torch.device) -> None:
         self._bucket = torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=device)
-        self._arrived: list[Parcel] = []
+        self._arrived: list[BucketMessage] = []
 
     def bucket(self, turn: int) -> torch.Tensor:
         return self._bucket
@@ -27,9 +27,9 @@ class OneRankLane:
             data = self._bucket[message.offset : message.offset + message.num_bytes]
             sent = digest_bytes(data)
             received[: message.num_bytes].copy_(data)
-            self._arrived.append(Parcel(rank=0, offset=0, num_bytes=message.num_bytes, digest=sent))
+            self._arrived.append(BucketMessage(rank=0, offset=0, num_bytes=message.num_bytes, digest=sent))
 
-    def finish(self, turn: int) -> list[Parcel] | None:
+    def finish(self, turn: int) -> list[BucketMessage] | None:
         return self._arrived
 
     def drain(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.resharding.child import Child
-from benchmarks.resharding.storage import Storage, Windows
+from benchmarks.resharding.storage import Storage, StorageConsumer
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.lease import Lease, describe_device, describe_files
 from mrl.resharding.transfer.receiver import Receiver
@@ -55,7 +55,7 @@ class _Worker:
     def receive(self, session: Session, manifest: RankManifest) -> dict[str, int]:
         """Take one session; the digest of each tensor."""
         storage = Storage(manifest, self._device)
-        self._receiver.receive(session, Windows(storage))
+        self._receiver.receive(session, StorageConsumer(storage))
         return {name: digest_bytes(flat_bytes(flat)) for name, flat in storage.flat.items()}
 
     def free_bytes(self) -> int:

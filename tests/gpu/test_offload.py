@@ -72,11 +72,11 @@ class Offloading:
 
     def once(self) -> None:
         """What a round costs, and what the other process gets with and without emptying torch's cache."""
-        device_memory.give_back(self._device)
+        device_memory.release_cached(self._device)
         full = self._free()
         self._timed("off-load, which pins its buffers the first time", self._memory.offload)
         kept = self._free() - full
-        device_memory.give_back(self._device)
+        device_memory.release_cached(self._device)
         given = self._free() - full
         check(
             given >= _SMALLEST_SHARE * self._num_bytes,
@@ -98,7 +98,7 @@ class Offloading:
             same = same and self._read_by_the_other() == expected
             self._memory.note_change()
             self._memory.offload()
-            device_memory.give_back(self._device)
+            device_memory.release_cached(self._device)
             free.append(self._free())
             self._memory.reload()
         check(same, f"{rounds} rounds of export, off-load and reload: the same bytes")

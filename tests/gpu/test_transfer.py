@@ -16,10 +16,10 @@ from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.proof import TrainerProof
-from mrl.resharding.transfer.run_session import Feed, run_session
+from mrl.resharding.transfer.run_session import ReceiverFeed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.transfer.slot_tables import of_part
+from mrl.resharding.transfer.slot_tables import tables_of
 from mrl.resharding.wire.digest import digest_bytes
 from mrl.resharding.wire.slot_link import SlotLink
 from tests.gpu.figures import check, show
@@ -66,10 +66,10 @@ def send_through_buckets(
 ) -> dict[str, float]:
     """Sends one session through buckets; `manifest`: of `tensors`."""
     part, proof = plan.part(0), TrainerProof(PlanCells(plan), 0, manifest.tensors, [0])
-    tables = of_part(plan.part(1), (), list(proof.needed[0].values()))
+    tables = tables_of(plan.part(1), (), list(proof.needed[0].values()))
     ranks = RankGroup(None, DEADLINE_SECONDS, tensors[0].device)
     lane = OneRankLane(part, tensors[0].device)
-    return run_session([Feed(sender, tables)], session, part, tensors, lane, ranks, proof)
+    return run_session([ReceiverFeed(sender, tables)], session, part, tensors, lane, ranks, proof)
 
 
 def payload(
@@ -81,5 +81,7 @@ def payload(
         torch.randn(size, dtype=torch.float32, device=device).to(torch.bfloat16) for _ in range(_TENSORS)
     ]
     manifest = as_one_rank(CheckpointTensor(f"t{i}", (size,), "bfloat16") for i in range(_TENSORS))
-    plan = build_plan([manifest], [manifest], Topology.beside([0]), PlanOptions(bucket_bytes=bucket_bytes))
+    plan = build_plan(
+        [manifest], [manifest], Topology.separate_slots([0]), PlanOptions(bucket_bytes=bucket_bytes)
+    )
     return tensors, manifest, plan

@@ -32,10 +32,10 @@ from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 from mrl.rewards.pool.reward_pool import RewardPool
-from mrl.rollout.engine_pool import Interrupted
+from mrl.rollout.engine_pool import PauseTotals
 from mrl.rollout.request import Completion, GenerationRequest, Sampling
 from mrl.samples import Group, Prompt, Sample, TrainBatch, Verdict
-from mrl.training.batch import ages, pack
+from mrl.training.batch import pack, staleness_of
 from mrl.training.hf import export_folder
 from mrl.training.hf.hf_folder import read_config
 from mrl.training.pass_options import PassOptions
@@ -136,7 +136,7 @@ class LazyEngines:
         self._hybrid, self.train, self._skipped = hybrid, hybrid.train, skipped
 
     def rest(self) -> None:
-        self._hybrid.rest()
+        self._hybrid.end_generation()
 
     def sync(self, version: int) -> dict[str, float]:
         return {} if version == self._skipped else self._hybrid.sync(self._hybrid.version + 1)
@@ -196,7 +196,7 @@ def come(hybrid: Hybrid, future: Future, seconds: float = 180.0) -> list[Complet
     return found
 
 
-def paused_after(hybrid: Hybrid, steps: int) -> Interrupted:
+def paused_after(hybrid: Hybrid, steps: int) -> PauseTotals:
     """Let the engines make so many steps, or one more or less; return what the pause interrupts."""
     rollouts, group = rollouts_of(hybrid), hybrid.rollout
 
@@ -211,7 +211,7 @@ def paused_after(hybrid: Hybrid, steps: int) -> Interrupted:
     rollouts.resume()
     told = group.wait(calls).values()
     rollouts.pause(snapshot=True)
-    return Interrupted(*map(sum, zip(*told, strict=True)))
+    return PauseTotals(*map(sum, zip(*told, strict=True)))
 
 
 def sampled(hybrid: Hybrid, prompts: list[np.ndarray], *, greedy: bool = False) -> list[Completion]:
@@ -240,10 +240,10 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
     hybrid.sync(0)
     for version in range(2):
         groups = groups_of(prompts, sampled(hybrid, prompts), version)
-        hybrid.rest()
+        hybrid.end_generation()
         batch = pack(groups, with_routes=replays)
         forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
-        served = ages(groups, version=version) == 0
+        served = staleness_of(groups, version=version) == 0
         margins = None if replays else forward["router_margin"]
         found = measure_mismatch(batch, forward["logprobs"], margins, served=served, margin=1e-5)
         assert found["policy/rollout_logprob_diff_max"] < limit, found
@@ -255,7 +255,7 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
         with pytest.raises(MrlError, match="parameters are off-loaded"):
             hybrid.train.on_all(lambda actor: actor.worker.policy.memory.export())
     responses = sampled(hybrid, prompts)
-    hybrid.rest()
+    hybrid.end_generation()
     batch = pack(groups_of(prompts, responses, 2), with_routes=replays)
     forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
     shards = str(tmp_path / "shards")

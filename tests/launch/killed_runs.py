@@ -52,7 +52,7 @@ class Chain:
             assert command.wait(seconds=900) == 0, command.output[-3000:]
             self.assert_nothing_left(command)
             found = audit(self.run_folder)
-            assert found.holds and found.attempts == self._starts, audit_text(found)
+            assert found.passes and found.attempts == self._starts, audit_text(found)
             return command.output
 
     def killed(self, phase: str, target: str) -> None:

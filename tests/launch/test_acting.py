@@ -11,7 +11,7 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.load_rows import load_data
 from mrl.errors import ConfigError
-from mrl.launch.workers.acting import look_at, require_known_domains
+from mrl.launch.workers.acting import check_environments, require_known_domains
 from mrl.launch.workers.rollout_workers import descriptions, require_described
 from tests.support import chat_tokenizers
 
@@ -24,17 +24,17 @@ def acting(environment: str, *words: str) -> Config:
 
 
 def test_what_an_environment_says_of_itself() -> None:
-    found = look_at(acting("calculator"), chat_tokenizers.qwen())
+    found = check_environments(acting("calculator"), chat_tokenizers.qwen())
     assert found is not None
     rules, tools = found.rules_of("any"), found.tools_of("any")
     assert isinstance(tools, list) and [tool["function"]["name"] for tool in tools] == ["calculator"]
     assert rules is not None and set(rules.tools) == {"calculator"} and rules.replayable
     assert (rules.limits.max_context, rules.limits.max_tokens) == (64, 6)
-    assert look_at(load([ROOT / "configs/quickstart.yaml"]), None) is None
+    assert check_environments(load([ROOT / "configs/quickstart.yaml"]), None) is None
 
 
 def test_an_environment_that_is_another_one_on_a_workers_node_is_refused() -> None:
-    found = look_at(acting("calculator"), chat_tokenizers.qwen())
+    found = check_environments(acting("calculator"), chat_tokenizers.qwen())
     said = descriptions(found)
     require_described(found, said)
     with pytest.raises(ConfigError, match="'calculator' differs from the one on the driver's node"):
@@ -49,8 +49,8 @@ def test_tools_that_the_template_does_not_show_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"does not show the tools of 'calculator' \(calculator\).*show_tools=system"
     ):
-        look_at(acting("calculator"), chat_tokenizers.qwen(SMOLLM))
-    assert look_at(acting("tests.support.guess:Guess"), chat_tokenizers.qwen(SMOLLM)) is not None
+        check_environments(acting("calculator"), chat_tokenizers.qwen(SMOLLM))
+    assert check_environments(acting("tests.support.guess:Guess"), chat_tokenizers.qwen(SMOLLM)) is not None
 
 
 @pytest.mark.parametrize("form", ["hermes", "json"])
@@ -67,7 +67,7 @@ def test_tools_in_the_system_message(form: str, tmp_path: Path) -> None:
         "data.max_prompt_tokens=4000",
     )  # fmt: skip
     config, tokenizer = acting("calculator", *words), chat_tokenizers.qwen(SMOLLM)
-    found = look_at(config, tokenizer)
+    found = check_environments(config, tokenizer)
     assert found is not None and found.rules_of("default") is not None
     data = load_data(config.data, config.reward, tokenizer, tools=found.tools_of)
     texts = [prompt.text for prompt in data.train[0].rows]
@@ -85,7 +85,7 @@ def test_tools_in_the_system_message(form: str, tmp_path: Path) -> None:
 
 
 def test_tools_that_prompts_describe_are_not_added() -> None:
-    found = look_at(acting("calculator", "agent.show_tools=none"), chat_tokenizers.qwen())
+    found = check_environments(acting("calculator", "agent.show_tools=none"), chat_tokenizers.qwen())
     assert found is not None and found.tools_of("any") == ""
     rules = found.rules_of("any")
     assert rules is not None and set(rules.tools) == {"calculator"}
@@ -98,9 +98,9 @@ def test_a_template_that_rewrites_history_and_an_environment_that_is_none() -> N
     with pytest.raises(
         ConfigError, match=r"rewrites a turn before observations of the role 'user': after .*mrlthought"
     ):
-        look_at(acting("tests.support.guess:Guess"), forgetful)
+        check_environments(acting("tests.support.guess:Guess"), forgetful)
     with pytest.raises(ConfigError, match=r"agent.environment = 'guest'"):
-        look_at(acting("guest"), forgetful)
+        check_environments(acting("guest"), forgetful)
 
 
 DOMAINS = (
@@ -109,7 +109,7 @@ DOMAINS = (
 
 
 def test_each_domain_has_its_environment_and_its_tools() -> None:
-    found = look_at(acting("calculator", DOMAINS), chat_tokenizers.qwen())
+    found = check_environments(acting("calculator", DOMAINS), chat_tokenizers.qwen())
     assert found is not None
     rules = {domain: found.rules_of(domain) for domain in ("sums", "riddles", "prose")}
     assert rules["sums"] is not None and rules["sums"].environment == "calculator"
@@ -124,7 +124,7 @@ def test_each_domain_has_its_environment_and_its_tools() -> None:
 
 def test_domains_that_no_row_has_and_rewards_that_nobody_gives() -> None:
     config = acting("calculator", DOMAINS, "reward={kind: environment}")
-    found = look_at(config, chat_tokenizers.qwen())
+    found = check_environments(config, chat_tokenizers.qwen())
     assert found is not None
     with pytest.raises(
         ConfigError, match=r"agent.domains names prose, which have no rows; the rows have riddles, sums"

@@ -17,7 +17,7 @@ import pytest
 from mrl.config.sections.launch import LaunchSection
 from mrl.errors import ConfigError, WorkerLost
 from mrl.files import LONGEST_TEMPORARY
-from mrl.launch.cluster.cluster import asked_again, cluster, session_folder, token_environment
+from mrl.launch.cluster.cluster import cluster, session_folder, token_environment, with_retries
 from tests.support.listeners import is_private, listeners
 from tests.support.processes import children
 from tests.support.runs import run_python, until
@@ -46,10 +46,10 @@ def test_a_node_that_is_not_there_yet_is_asked_for_again() -> None:
             return number
         raise RuntimeError("not there")
 
-    assert asked_again(ask, 60.0, lambda: True)(number=7) == 7
+    assert with_retries(ask, 60.0, lambda: True)(number=7) == 7
     for seconds, lives in ((0.0, True), (3600.0, False)):
         with pytest.raises(RuntimeError, match="not there"):
-            asked_again(ask, seconds, lambda lives=lives: lives)(number=7)
+            with_retries(ask, seconds, lambda lives=lives: lives)(number=7)
 
 
 STRANGER = """

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mrl.launch.commands.train import go_on
+from mrl.launch.commands.train import restart_hint
 from mrl.launch.workers import deaths
 from mrl.launch.workers.actor_log import last_words
 from mrl.observe.phases import PhaseClock
@@ -50,7 +50,7 @@ def clock() -> PhaseClock:
 
 
 def test_rays_memory_monitor_is_named_with_who_held_how_much(clock: PhaseClock) -> None:
-    assert deaths.why(Exception(MONITOR), clock, here="192.0.2.2") == (
+    assert deaths.death_cause(Exception(MONITOR), clock, here="192.0.2.2") == (
         "killed by Ray's memory monitor, because 22.85 of 23.54 GiB of node 192.0.2.2 were in use: 6.04 by the "
         "killed process (pid 19177), 9.72 by node (pid 16006), 0.42 by python (pid 18181); earlier in this step, a trainer rank "
         "4.6 GiB and an engine 1.5 GiB at most; " + LOWER
@@ -59,17 +59,17 @@ def test_rays_memory_monitor_is_named_with_who_held_how_much(clock: PhaseClock) 
 
 def test_the_kernels_kills_are_counted(clock: PhaseClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deaths, "kernel_kills", lambda: deaths._KILLS_BEFORE + 2)
-    said = deaths.why(Exception(KILLED), clock, here="192.0.2.2")
+    said = deaths.death_cause(Exception(KILLED), clock, here="192.0.2.2")
     assert said.startswith("killed for lack of memory: the kernel killed 2 processes here since")
     assert "a trainer rank 4.6 GiB and an engine 1.5 GiB" in said and said.endswith(LOWER)
-    assert deaths.why(Exception(KILLED), PhaseClock(), here="192.0.2.3") == (
+    assert deaths.death_cause(Exception(KILLED), PhaseClock(), here="192.0.2.3") == (
         "its process on 192.0.2.2 was killed or crashed"
     ), "what the kernel of another node did is not known"
 
 
 def test_without_a_kill_of_the_kernels_memory_is_told_and_not_blamed(clock, monkeypatch) -> None:
     monkeypatch.setattr(deaths, "kernel_kills", lambda: deaths._KILLS_BEFORE)
-    said = deaths.why(Exception(KILLED), clock, here="192.0.2.2")
+    said = deaths.death_cause(Exception(KILLED), clock, here="192.0.2.2")
     assert (
         said.startswith("its process was killed or crashed; ")
         and "GiB of this machine are in use now" in said
@@ -79,7 +79,7 @@ def test_without_a_kill_of_the_kernels_memory_is_told_and_not_blamed(clock, monk
 
 def test_what_ray_says_of_other_deaths_is_its_first_line() -> None:
     error = RuntimeError("The actor died because its node has died.\nNode Id: 5")
-    said = deaths.why(error, PhaseClock(), here="192.0.2.2")
+    said = deaths.death_cause(error, PhaseClock(), here="192.0.2.2")
     assert said == "RuntimeError: The actor died because its node has died."
 
 
@@ -97,13 +97,13 @@ def test_a_crash_is_named_with_its_log(tmp_path: Path) -> None:
 
 def test_only_what_was_saved_is_gone_on_from(tmp_path: Path) -> None:
     assert (
-        go_on(tmp_path / "checkpoints")
+        restart_hint(tmp_path / "checkpoints")
         == "there is no checkpoint yet; the same command starts from the beginning"
     )
     (tmp_path / "checkpoints/step-000001.partial").mkdir(parents=True)
-    assert go_on(tmp_path / "checkpoints").startswith("there is no checkpoint yet")
+    assert restart_hint(tmp_path / "checkpoints").startswith("there is no checkpoint yet")
     (tmp_path / "checkpoints/step-000001").mkdir()
-    assert go_on(tmp_path / "checkpoints") == "the same command resumes from the last checkpoint"
+    assert restart_hint(tmp_path / "checkpoints") == "the same command resumes from the last checkpoint"
 
 
 PROGRAM = """
@@ -112,7 +112,7 @@ from mrl.config.load import load_config
 from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.actor_group import ActorGroup
-from mrl.launch.workers.deaths import without_rays_words
+from mrl.launch.workers.deaths import quiet_ray_deaths
 from mrl.observe.phases import PhaseClock
 
 class Actor:
@@ -120,7 +120,7 @@ class Actor:
     def close(self): pass
 
 config = load_config("configs/quickstart.yaml")
-with cluster(config.launch, num_slots=1), without_rays_words():
+with cluster(config.launch, num_slots=1), quiet_ray_deaths():
     group = ActorGroup(
         Actor, config, PhaseClock(), strategies=["DEFAULT"], slot_share=0.0, gpus=0.0, environment={}, log_folder="."
     )

@@ -168,7 +168,7 @@ def test_an_ended_survey_goes_on_and_ends_with_the_same_figures(tmp_path: Path) 
     assert rest.seen == 144, "samples would be drawn twice"
     found, expected = RateFile.read(ended).prompts, RateFile.read(whole).prompts
     assert found == expected and len(found) == 400
-    places = [rate.place(DifficultySection(file="")) for rate in found.values()]
+    places = [rate.band(DifficultySection(file="")) for rate in found.values()]
     assert places.count("below") >= 100 and places.count("above") >= 100
     assert not survey(ended, 400).waiting()
 

@@ -21,7 +21,7 @@ def teacher(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("teacher") / "model"
     new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
     section = ModelSection(path=str(folder), new=new, max_length=32)
-    new_model.ensure(section, [str(task / "train.jsonl")], seed=1)
+    new_model.ensure_model(section, [str(task / "train.jsonl")], seed=1)
     return folder
 
 

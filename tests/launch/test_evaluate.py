@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from mrl.config.load import load
 from mrl.errors import ConfigError
-from mrl.files import held
+from mrl.files import output_lock
 from mrl.launch.commands import evaluate as evaluating
 from mrl.launch.commands.contents import model_digest
 from mrl.launch.commands.evaluate import evaluate
@@ -123,7 +123,7 @@ def test_samples_are_written_as_they_are_judged_and_the_summary_at_the_end(measu
 
 def test_two_measurements_do_not_write_into_one_folder(measuring, tmp_path) -> None:
     with (
-        held(tmp_path / "out", "--out"),
+        output_lock(tmp_path / "out", "--out"),
         pytest.raises(ConfigError, match=r"--out .*/out is in use by host .* pid"),
     ):
         measuring()

@@ -43,7 +43,7 @@ def test_a_lost_engine_serves_again_when_it_was_brought_in(monkeypatch: pytest.M
     processes = Processes(monkeypatch)
     fleet = processes.fleet(2)
     assert fleet.metrics() == {}
-    said = fleet.lose(1, "engine 1 died")
+    said = fleet.replace(1, "engine 1 died")
     assert said == "engine 1 died; starting a replacement (1 of rollout.replace = 2)"
     assert (fleet.serving, fleet.is_up, processes.started) == ([0, 2], False, [1])
     assert fleet.look() == {} and fleet.bring_in() == {}
@@ -57,37 +57,37 @@ def test_a_lost_engine_serves_again_when_it_was_brought_in(monkeypatch: pytest.M
 def test_a_start_that_fails_is_tried_again_and_the_end_names_the_first_cause(monkeypatch) -> None:
     processes = Processes(monkeypatch)
     fleet = processes.fleet(2)
-    fleet.lose(0, "engine 0 died")
+    fleet.replace(0, "engine 0 died")
     processes.ended |= {"start 1": RolloutError("no memory"), "tell 1": AttributeError("engine")}
     assert fleet.look() == {0: "failed: RolloutError: no memory"}
-    fleet.lose(0, "its replacement failed")
+    fleet.replace(0, "its replacement failed")
     assert fleet.look() == {} and processes.started == [0, 0]
     processes.ended |= {"start 2": None, "tell 2": RolloutError("gone")}
     assert fleet.look() == {0: "failed: RolloutError: gone"}
     with pytest.raises(
         WorkerLost, match=r"^engine 0 died; it failed again; rollout.replace = 2 engines were"
     ):
-        fleet.lose(0, "it failed again")
+        fleet.replace(0, "it failed again")
 
 
 def test_one_that_is_up_and_dies_before_it_is_brought_in_is_lost_again(monkeypatch) -> None:
     processes = Processes(monkeypatch)
     fleet = processes.fleet(5)
-    fleet.lose(0, "engine 0 died")
+    fleet.replace(0, "engine 0 died")
     processes.ended |= {"start 1": None, "tell 1": []}
     fleet.look()
-    fleet.lose(0, "engine 0 died again")
+    fleet.replace(0, "engine 0 died again")
     assert not fleet.is_up and fleet.serving == [1, 2]
 
 
 def test_a_start_that_takes_too_long_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Processes(monkeypatch).fleet(5, seconds=-1.0)
-    fleet.lose(2, "engine 2 died")
+    fleet.replace(2, "engine 2 died")
     assert fleet.look() == {2: "was not up within launch.start_deadline_seconds = -1 s"}
 
 
 def test_without_replace_the_first_loss_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     processes = Processes(monkeypatch)
     with pytest.raises(WorkerLost, match=r"^engine 0 died$"):
-        processes.fleet(0).lose(0, "engine 0 died")
+        processes.fleet(0).replace(0, "engine 0 died")
     assert not processes.started

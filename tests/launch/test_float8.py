@@ -35,7 +35,7 @@ def published(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("float8")
     new = NewModelSection(num_layers=2, num_heads=4, num_kv_heads=4, head_dim=32)
     model = ModelSection(path=str(folder / "source"), new=new, max_length=32)
-    new_model.ensure(model, [str(task / "train.jsonl")], seed=0)
+    new_model.ensure_model(model, [str(task / "train.jsonl")], seed=0)
     return publish_task(task, folder)
 
 

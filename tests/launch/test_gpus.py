@@ -11,7 +11,7 @@ import pytest
 
 from mrl.config.load import load
 from mrl.errors import ConfigError
-from mrl.launch.cluster.gpus import Gpus, disagreements, look
+from mrl.launch.cluster.gpus import Gpus, disagreements, find_gpus
 from mrl.launch.commands.check import check_gpus
 
 EIGHT = Gpus(
@@ -126,7 +126,7 @@ def test_what_vllm_is_for_follows_from_its_packages(installed, kind, monkeypatch
         return installed[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert look().engine == kind
+    assert find_gpus().engine == kind
 
 
 def nvidia_smi(folder: Path, script: str) -> str:
@@ -162,4 +162,4 @@ def test_a_run_in_a_cpu_environment_on_a_machine_with_gpus_is_refused_in_seconds
 )
 def test_a_driver_that_does_not_work_is_a_fact(tmp_path, monkeypatch, script, failure) -> None:
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, script))
-    assert look().failure.endswith(failure)
+    assert find_gpus().failure.endswith(failure)

@@ -56,7 +56,7 @@ def test_a_step_never_has_the_kv_cache_beside_the_trainers_memory() -> None:
     engine.start()
     events.clear()
     engine.sync(0)
-    engine.rest()
+    engine.end_generation()
     assert [event for event in events if "dead" not in event] == [
         "train offload True",
         "rollout wake weights",
@@ -83,5 +83,5 @@ def test_two_pools_start_at_once_and_wait_for_nobodys_memory() -> None:
     ]
     events.clear()
     pools.sync(0)
-    pools.rest()
+    pools.end_generation()
     assert not [event for event in events if "load" in event]

@@ -16,7 +16,7 @@ from mrl.rewards.contract import RewardRequest
 from mrl.rewards.judges.attacks import GUESS
 from mrl.rewards.judges.judge_cache import SECRET
 from mrl.rewards.judges.judge_rules import LlmRules
-from mrl.rewards.judges.llm import shown
+from mrl.rewards.judges.llm import question_preview
 from mrl.rewards.judges.reward_model_judge import ConversationEncoder
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.engines import RewardEngines, served
@@ -163,7 +163,7 @@ def test_a_served_generative_model_says_what_its_log_probs_are(tmp_path: Path) -
     assert "is a choice with probability" in free[0].reason or "no log-probs" in free[0].reason
     secret = (tmp_path / "judged" / SECRET).read_text()
     nonce = hashlib.sha256(f"{secret}\x000.0".encode()).hexdigest()[:16]
-    text = shown(LlmRules(**llm), ServerSection(), request(0)).replace(GUESS, nonce)
+    text = question_preview(LlmRules(**llm), ServerSection(), request(0)).replace(GUESS, nonce)
     chat = tokenizer.apply_chat_template(
         [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
     )

@@ -28,11 +28,11 @@ from mrl.observe import metrics_log
 from mrl.observe.run_folder import RunFolder
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.reward_pool import RewardPool
-from mrl.rollout.request import Completion, GenerationRequest, Sampling, whole_sample
+from mrl.rollout.request import Completion, GenerationRequest, Sampling, sample_of_completion
 from mrl.rollout.seeds import sample_of
 from mrl.samples import Group, Prompt
 from mrl.tokenizer_folder import load_tokenizer
-from mrl.training.batch import ages, first_versions, pack
+from mrl.training.batch import first_versions, pack, staleness_of
 from mrl.training.pass_options import PassOptions
 from tests.launch.hybrid_runs import (
     ChangingRewards,
@@ -95,7 +95,7 @@ def run(
     """So many steps of the real loop, from the version that engines serve, with a reward of rewards.py and changed loop settings;
     its metrics rows. `skipped`: the step whose weight sync does not happen."""
     config, hybrid, rewards = live
-    hybrid.rest()
+    hybrid.end_generation()
     engines = LazyEngines(hybrid, skipped=hybrid.version + skipped)
     loop |= {"steps": hybrid.version + steps}
     reward = RewardSection.model_validate(
@@ -166,9 +166,9 @@ def test_prompts_of_one_token_and_at_the_limit(live: Live) -> None:
         p for n in (1, longest, 2, 17, longest - 1, 1) for p in [rng.integers(3, 15, n).astype(np.int32)] * 2
     ]
     responses = sampled(hybrid, prompts)
-    hybrid.rest()
+    hybrid.end_generation()
     groups = groups_of(prompts, responses, hybrid.version)
-    batch, served = pack(groups), ages(groups, version=hybrid.version) == 0
+    batch, served = pack(groups), staleness_of(groups, version=hybrid.version) == 0
     loads = [batch.lengths()[part].sum() for part in hybrid.train.dealer(batch)[1]]
     assert max(loads) > min(loads), "the lengths were to be uneven"
     forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
@@ -196,7 +196,7 @@ def test_rewards_teach_and_shuffled_rewards_do_not(live: Live, tmp_path: Path) -
     """More even digits from random weights on, and not where the same verdicts are dealt out at random. The quickstart's task: benchmarks/learning.py."""
     (config, hybrid, _), gains = live, {}
     for shuffled in (False, True):
-        hybrid.rest()
+        hybrid.end_generation()
         hybrid.train.on_all(lambda actor, path=config.model.path: actor.worker.policy.load_hf(path))
         hybrid.sync(hybrid.version + 1)
         size = {"prompts_per_step": 8, "samples_per_prompt": 8}
@@ -259,7 +259,7 @@ def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(live: Live, 
 
 def save(hybrid: Hybrid, saved: dict[int, Path], folder: Path) -> None:
     """Bring the trainer back, and keep the weights of the version that engines serve."""
-    hybrid.rest()
+    hybrid.end_generation()
     saved[hybrid.version] = folder / str(hybrid.version)
     hybrid.train.save_checkpoint(saved[hybrid.version], {}, beside=False)
 
@@ -270,12 +270,13 @@ def gaps(
     """(version of the weights, version of the tokens) -> how far Megatron is from the engines."""
     by_index = {p.index: p for p in prompts}
     samples = [
-        whole_sample(by_index[sample_of(r.request_id)[0]], 0, r).with_verdict(verdict_of(0.0)) for r in whole
+        sample_of_completion(by_index[sample_of(r.request_id)[0]], 0, r).with_verdict(verdict_of(0.0))
+        for r in whole
     ]
     groups = [Group(by_index[s.prompt_index], (s,)) for s in samples]
     batch, newest, found = pack(groups), max(saved), {}
-    age = ages(groups, version=newest)
-    hybrid.rest()
+    age = staleness_of(groups, version=newest)
+    hybrid.end_generation()
     for version, folder in saved.items():
         hybrid.train.load_checkpoint(folder)
         forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
@@ -310,7 +311,7 @@ def test_weight_syncs_do_not_grow(count: int, live: Live) -> None:
     for number in range(WARM_UP + count):
         if number == WARM_UP:
             before = {p.pid: usage(p) for p in processes}
-        hybrid.rest()
+        hybrid.end_generation()
         hybrid.sync(hybrid.version + 1)
         sampled(hybrid, prompts, greedy=True)
     for process in processes:

@@ -167,8 +167,8 @@ def test_a_store_that_strangers_read_does_not_have_the_cluster_s_secret(tmp_path
     """It lies in the run folder, for this user alone; what the store says of it is of no use without it."""
     monkeypatch.delenv(torchrun.TOKEN, raising=False)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torchrun.tell_cluster(store, tmp_path / "run", "10.0.0.1:12000 12000")
-    where, token = torchrun.hear_cluster(store, tmp_path / "run", 1, 30.0)
+    torchrun.publish_head(store, tmp_path / "run", "10.0.0.1:12000 12000")
+    where, token = torchrun.read_head(store, tmp_path / "run", 1, 30.0)
     assert where == "10.0.0.1:12000 12000" and len(token) == 64
     secret = tmp_path / "run" / torchrun.SECRET_FILE
     assert secret.read_text() == token and secret.stat().st_mode & 0o777 == 0o600
@@ -180,12 +180,12 @@ def test_a_store_that_strangers_read_does_not_have_the_cluster_s_secret(tmp_path
 def test_nodes_take_the_secret_of_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv(torchrun.TOKEN, "one secret " * 4)
-    torchrun.tell_cluster(store, tmp_path / "run", "10.0.0.1:12000 12000")
-    assert torchrun.hear_cluster(store, tmp_path / "run", 1, 30.0)[1] == "one secret " * 4
+    torchrun.publish_head(store, tmp_path / "run", "10.0.0.1:12000 12000")
+    assert torchrun.read_head(store, tmp_path / "run", 1, 30.0)[1] == "one secret " * 4
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv(torchrun.TOKEN, "another secret " * 4)
     with pytest.raises(ConfigError, match="node 1 does not have the secret of node 0's Ray"):
-        torchrun.hear_cluster(store, tmp_path / "run", 1, 30.0)
+        torchrun.read_head(store, tmp_path / "run", 1, 30.0)
 
 
 @pytest.mark.parametrize("attack", ["another head", "another secret", "a readable file", "a link"])
@@ -195,7 +195,7 @@ def test_who_reaches_the_store_or_the_folder_sends_no_node_to_another_head(
     """A node would show it the secret, and run what it says."""
     monkeypatch.delenv(torchrun.TOKEN, raising=False)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torchrun.tell_cluster(store, tmp_path, "10.0.0.1:12000 12000")
+    torchrun.publish_head(store, tmp_path, "10.0.0.1:12000 12000")
     secret = tmp_path / torchrun.SECRET_FILE
     if attack == "another head":
         signature = store.get("cluster").decode().split()[-1]
@@ -208,4 +208,4 @@ def test_who_reaches_the_store_or_the_folder_sends_no_node_to_another_head(
         secret.rename(tmp_path / "elsewhere")
         secret.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=f"its file {torchrun.SECRET_FILE}"):
-        torchrun.hear_cluster(store, tmp_path, 1, 0.3)
+        torchrun.read_head(store, tmp_path, 1, 0.3)

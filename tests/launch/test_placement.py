@@ -65,7 +65,7 @@ def test_a_trainer_rank_whose_engine_rank_is_on_another_gpu_is_refused_before_an
     actor.worker = cast(MegatronWorker, SimpleNamespace(device=torch.device("cpu")))
     engines = [EngineRank("", device, RankManifest.of(r, [])) for r, device in enumerate(("cpu", "GPU-1f"))]
     with pytest.raises(WeightSyncError, match=r"trainer rank 1 is on cpu, the engine rank .* on GPU-1f"):
-        actor.connect(engines, Topology.on([0, 0]))
+        actor.connect(engines, Topology.shared_slots([0, 0]))
 
 
 def look(tmp_path: Path, *, nodes: int, strategy: str, seed: int = 0) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mrl.cli import main
-from mrl.data.tune_shapes import preferences
+from mrl.data.tune_shapes import read_pair
 from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.maths_verifier import verify_exactly
 from tests.launch.command import run
@@ -23,7 +23,7 @@ NAMES = {"off by one", "another digit", "another row", "cut off", "all answers",
 def rows_of(file: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for row in rows:
-        assert len(preferences(row, place="here").responses) == 2, "mrl tune reads it"
+        assert len(read_pair(row, place="here").responses) == 2, "mrl tune reads it"
     return rows
 
 

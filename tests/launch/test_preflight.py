@@ -10,8 +10,8 @@ from mrl.capacity.hardware import load_hardware
 from mrl.config.load import load
 from mrl.files import CONFIGS
 from mrl.launch.cluster.gpus import Gpus
-from mrl.launch.cluster.node_facts import NodeFacts, NodeProbe, RayPart, left_of_limit, skew, write_speed
-from mrl.launch.preflight import Floors, idle_nodes, node_faults, too_few_slots
+from mrl.launch.cluster.node_facts import NodeFacts, NodeProbe, RayPart, cgroup_memory_left, skew, write_speed
+from mrl.launch.preflight import NodeRequirements, idle_nodes, node_faults, too_few_slots
 
 GOOD = NodeFacts(
     number=0,
@@ -38,7 +38,7 @@ def nodes(**changes: object) -> list[NodeFacts]:
 
 
 def test_equal_nodes_have_no_faults() -> None:
-    assert node_faults(nodes(), Floors()) == []
+    assert node_faults(nodes(), NodeRequirements()) == []
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_equal_nodes_have_no_faults() -> None:
     ],
 )  # fmt: skip
 def test_one_bad_node_is_named_with_its_fault(changes: dict, message: str) -> None:
-    found = node_faults(nodes(**changes), Floors())
+    found = node_faults(nodes(**changes), NodeRequirements())
     assert len(found) == 1
     assert found[0].startswith("node 2 (host2): ")
     assert message in found[0]
 
 
 def test_a_node_that_cannot_hold_what_its_trainers_off_load_is_refused() -> None:
-    (first, *_) = found = node_faults(nodes(memory_bytes=50 << 30), Floors(host_bytes=60 << 30))
+    (first, *_) = found = node_faults(nodes(memory_bytes=50 << 30), NodeRequirements(host_bytes=60 << 30))
     assert len(found) == 1
     assert first.startswith("node 2 (host2): free memory, which trainers need for weights")
     assert "--mem=0" in first and "is 5.37e+10 bytes, needed 6.44e+10" in first
@@ -79,24 +79,30 @@ def test_what_a_recipes_trainers_need_is_the_capacity_estimates() -> None:
         [CONFIGS / "qwen3_30b_a3b.yaml"],
         ["run.name=r", f"model.path={CONFIGS / 'models' / 'Qwen3-30B-A3B'}", "data.train=/rows"],
     )
-    needed = Floors.of(config, slots=8, gpus=True).host_bytes
+    needed = NodeRequirements.of(config, slots=8, gpus=True).host_bytes
     assert needed == max(moment.total for moment in Estimate(config, load_hardware("8x141gb")).host) > 2e11
-    assert Floors.of(config, slots=8, gpus=False).host_bytes == 0, "nothing is off-loaded without GPUs"
+    assert NodeRequirements.of(config, slots=8, gpus=False).host_bytes == 0, (
+        "nothing is off-loaded without GPUs"
+    )
 
 
 def test_a_store_too_small_for_a_steps_samples_is_named() -> None:
     """64 MB of /dev/shm, a container's default, leave Ray its least store; a laptop's step needs less."""
-    (fault,) = node_faults(nodes(), Floors(object_store_bytes=64 << 20))[:1]
+    (fault,) = node_faults(nodes(), NodeRequirements(object_store_bytes=64 << 20))[:1]
     assert (
         "Ray's object store (launch.object_store_bytes" in fault
         and "is 3.36e+07 bytes, needed 6.71e+07" in fault
     )
     laptop = load([CONFIGS / "quickstart.yaml", CONFIGS / "quickstart_model.yaml"], ["model.path=/nowhere"])
-    assert Floors.of(laptop, slots=2, gpus=False).object_store_bytes == 0, "its model is yet to be made"
+    assert NodeRequirements.of(laptop, slots=2, gpus=False).object_store_bytes == 0, (
+        "its model is yet to be made"
+    )
     recipe = [CONFIGS / "qwen3_30b_a3b.yaml"], ["data.train=/rows", "run.name=r"]
     model = f"model.path={CONFIGS / 'models' / 'Qwen3-30B-A3B'}"
     plain, routed = (
-        Floors.of(load(recipe[0], [*recipe[1], model, *more]), slots=8, gpus=True).object_store_bytes
+        NodeRequirements.of(
+            load(recipe[0], [*recipe[1], model, *more]), slots=8, gpus=True
+        ).object_store_bytes
         for more in ([], ["routing.replay=engine"])
     )
     assert 1e7 < plain < 1e9 and 5 * plain < routed < 100 * plain
@@ -115,18 +121,18 @@ def test_a_jobs_own_limit_of_memory_counts(tmp_path: Path) -> None:
     own, inner = tmp_path / "own", tmp_path / "root" / "job" / "step"
     inner.mkdir(parents=True)
     own.write_text("0::/job/step\n")
-    assert left_of_limit(tmp_path / "root", own) == float("inf")
+    assert cgroup_memory_left(tmp_path / "root", own) == float("inf")
     for folder, limit in ((inner, "max"), (inner.parent, "1000")):
         (folder / "memory.max").write_text(limit)
         (folder / "memory.current").write_text("700")
         (folder / "memory.stat").write_text("anon 400\ninactive_file 200\nactive_file 50\n")
-    assert left_of_limit(tmp_path / "root", own) == 550
+    assert cgroup_memory_left(tmp_path / "root", own) == 550
 
 
 def test_the_majority_is_right_about_versions() -> None:
     first, second, third = nodes()
     odd = dataclasses.replace(first, versions={"torch": "9", "ray": "2.60.0"})
-    assert node_faults([odd, second, third], Floors()) == [
+    assert node_faults([odd, second, third], NodeRequirements()) == [
         "node 0 (host0): torch is 9, on the other nodes 2.13.0"
     ]
 
@@ -158,7 +164,7 @@ def test_drivers_that_disagree_are_named_with_their_nodes(tmp_path, monkeypatch)
         program.chmod(0o755)
         facts = NodeProbe().gather(len(seen), str(tmp_path / "run"))
         seen.append(dataclasses.replace(GOOD, number=len(seen), versions=facts.versions))
-    assert node_faults(seen, Floors()) == [
+    assert node_faults(seen, NodeRequirements()) == [
         "node 2 (a): GPU model is NVIDIA H200, on the other nodes NVIDIA H100",
         "node 2 (a): nvidia driver is 570.8, on the other nodes 580.1",
     ]
@@ -169,4 +175,4 @@ def test_a_run_folder_that_cannot_be_made_is_a_fact(tmp_path) -> None:
     facts = NodeProbe().gather(0, str(tmp_path / "file" / "run"))
     assert "cannot be written" in facts.error
     found = dataclasses.replace(GOOD, number=0, error=facts.error)
-    assert node_faults([found], Floors()) == [f"{found.name}: {facts.error}"]
+    assert node_faults([found], NodeRequirements()) == [f"{found.name}: {facts.error}"]

@@ -101,7 +101,7 @@ def test_what_cannot_run_is_refused_with_a_way_out(model, words, nodes, gpus, me
 
 def test_an_engine_that_begins_inside_a_node_may_end_in_the_next() -> None:
     (first, second) = schedulers(load([QUICKSTART], PAIRS.split("; ")), [0, 0, 0, 1])
-    assert first.further() == [] and [part.name for part in second.further()] == ["engine 1, node 1"]
+    assert first.other_nodes() == [] and [part.name for part in second.other_nodes()] == ["engine 1, node 1"]
 
 
 def test_nodes_are_filled_one_after_the_other() -> None:

@@ -152,12 +152,12 @@ def test_solutions_are_found_in_the_columns_of_data_sets(columns: dict[str, Any]
 def test_solutions_of_which_none_passes_are_an_error_unless_the_verifier_knows_better() -> None:
     prompt = Prompt(0, np.zeros(1, np.int32), "", None, row="f:1")
     failed = [Probe("a row's solution", prompt, SUBTRACTS, verdict=scored(0.0, "wrong"))]
-    finding = solutions.remark(failed, others_are_right=False)
+    finding = solutions.finding_on_solutions(failed, others_are_right=False)
     assert finding is not None and finding.is_error and finding.text.endswith("first in f:1: wrong")
-    finding = solutions.remark(failed, others_are_right=True)
+    finding = solutions.finding_on_solutions(failed, others_are_right=True)
     assert finding is not None and not finding.is_error
     assert (
-        solutions.remark(
+        solutions.finding_on_solutions(
             [Probe("a row's solution", prompt, ADDS, verdict=scored(1.0))], others_are_right=False
         )
         is None

@@ -8,7 +8,7 @@ from mrl.config.load import load_config
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.launch.commands.check import check_elastic
-from mrl.launch.slots import main, smaller, words_for
+from mrl.launch.slots import main, overrides_for, smaller
 from tests.launch.tiny_runs import ROOT
 
 FOUR = "training.layout={ep: 2, dp: 4}"
@@ -31,13 +31,13 @@ def config(*words: str) -> Config:
     ],
 )
 def test_the_first_entry_that_fits_is_taken(num_slots: int, words: tuple[str, ...]) -> None:
-    assert words_for(config(ELASTIC), num_slots) == words
+    assert overrides_for(config(ELASTIC), num_slots) == words
 
 
 def test_a_run_that_went_on_smaller_reads_the_same_entries() -> None:
     before = config(ELASTIC)
-    after = config(ELASTIC, *words_for(before, 2))
-    assert after.num_slots == 2 and words_for(after, 2) == ()
+    after = config(ELASTIC, *overrides_for(before, 2))
+    assert after.num_slots == 2 and overrides_for(after, 2) == ()
     assert [made.num_slots for _, made in smaller(after)] == [2, 1]
 
 

@@ -54,7 +54,7 @@ def save(config: Config, *, step: int, stream: dict[str, Any] | None = None) -> 
     }
     (path / checkpoints.EXTRA_FILE).write_bytes(plain_values.dumps({"user": state}))
     digest = base.combined_digest(base.file_digests(config.model.path))
-    about = base.run_about(config.model, config.training, digest)
+    about = base.run_identity(config.model, config.training, digest)
     files = checkpoints.digests(path, [checkpoints.EXTRA_FILE])
     manifest = {"version": checkpoints.VERSION, "about": about, "files": files}
     (path / checkpoints.MANIFEST).write_text(json.dumps(manifest))

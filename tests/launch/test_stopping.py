@@ -51,8 +51,8 @@ def test_a_reason_in_words_is_no_failure_and_needs_no_main_thread() -> None:
     def asked() -> None:
         with StopSignals() as signals:
             signals.begin_steps()
-            signals.ask("enough")
-            signals.ask("too late")
+            signals.request_stop("enough")
+            signals.request_stop("too late")
             told.append((signals.reason(), signals.exit_code))
 
     handler, thread = signal.getsignal(signal.SIGTERM), threading.Thread(target=asked)

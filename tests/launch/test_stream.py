@@ -135,7 +135,7 @@ def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[s
     assert all(row["optim/grad_norm"] > 0 for row in rows[1:])
     assert all(row["pool/bytes"] > 0 for row in rows[1:])
     found = audit(folder / "run")
-    assert found.holds and found.attempts == 2, audit_text(found)
+    assert found.passes and found.attempts == 2, audit_text(found)
     later = {line["sample_id"]: line for line in samples_of(folder / "run", after=3)}
     return [(text, later[name]) for name, text in begun.items() if name in later]
 
@@ -165,7 +165,7 @@ def begun_in(checkpoint: Path, task: Path) -> dict[str, str]:
     supply = read_extra(checkpoint)["user"]["supply"]
     prompt = Prompt(0, np.zeros(1, np.int32), "", None)
     groups = [decode_group(data, lambda index: prompt) for data in supply["making"]]
-    samples = [s for group in groups for s in group.samples if s.status is Status.PARKED]
+    samples = [s for group in groups for s in group.samples if s.status is Status.INTERRUPTED]
     samples = [sample for sample in samples if len(sample.response_tokens)]
     texts = decoder(AutoTokenizer.from_pretrained(task / "model"))([s.response_tokens for s in samples])
     return dict(zip((sample.sample_id for sample in samples), texts, strict=True))

@@ -78,7 +78,7 @@ def test_a_teacher_without_rows_is_refused() -> None:
 
 
 def test_rows_without_a_teacher_are_refused_where_nothing_else_teaches() -> None:
-    section = DistillationSection(teachers={"maths": "a"}, alone=True)
+    section = DistillationSection(teachers={"maths": "a"}, teachers_only=True)
     check_domains(section, prompts("maths"))
     with pytest.raises(ConfigError, match="rows of chat have no teacher"):
         check_domains(section, prompts("maths", "chat"))

@@ -30,7 +30,7 @@ MOE: dict[str, Any] = {"model_type": "qwen3_moe", "num_hidden_layers": 4} | COMM
 
 def held(hf: dict[str, Any], layout: Layout, lora: LoraSection, spec: Spec) -> list[Adapter]:
     """The adapters of all ranks."""
-    family, places = family_of(hf), layout.places()
+    family, places = family_of(hf), layout.all_coordinates()
     return [a for place in places for a in adapters(family, hf, layout, place, lora, spec=spec)]
 
 
@@ -73,7 +73,7 @@ def require_every_number_once(hf: dict[str, Any], layout: Layout, lora: LoraSect
 def test_a_fused_parameter_has_one_a_and_the_rows_of_each_part() -> None:
     lora = LoraSection(rank=2)
     first = held(MOE, Layout(), lora, TRAINER)[0]
-    assert (first.parameter, first.slabs) == ("decoder.layers.0.self_attention.linear_qkv.weight", 1)
+    assert (first.parameter, first.num_pairs) == ("decoder.layers.0.self_attention.linear_qkv.weight", 1)
     assert (first.a.tensor.shape, first.b.tensor.shape) == ((2, 48), (128, 2))
     assert [piece.tensor for piece in first.a.tensor.pieces] == [
         "model.layers.0.self_attn.q_proj.lora_A.weight"

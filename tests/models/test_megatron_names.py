@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mrl.config.sections.training import TrainingSection
 from mrl.models.hf_config import language_model
-from mrl.models.layout import Layout, Place
+from mrl.models.layout import Layout, RankCoordinates
 from mrl.models.megatron import layer_specs
 from mrl.models.megatron.build import PackedModel, build_chunks
 from mrl.models.tensors import LOCAL
@@ -53,7 +53,7 @@ LAYOUTS = [
 ]
 
 
-def build_rank(hf: dict, layout: Layout, place: Place) -> list[PackedModel]:
+def build_rank(hf: dict, layout: Layout, place: RankCoordinates) -> list[PackedModel]:
     """The model chunks of one rank, as the worker builds them."""
     from megatron.core import parallel_state
 

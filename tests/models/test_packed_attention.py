@@ -11,7 +11,7 @@ import torch
 from mrl.models.kernels.attention import packed_attention
 from mrl.models.kernels.buckets import bucket_length, plan_buckets, segment_buckets
 from mrl.models.kernels.rotary import RotaryTable
-from mrl.models.kernels.zigzag import kept_positions
+from mrl.models.kernels.zigzag import rank_positions
 from mrl.models.megatron.packed_attention import PackedAttention
 from mrl.models.megatron.packed_segments import pack_segments
 from mrl.models.rope import Rope
@@ -112,7 +112,7 @@ def test_sinks_and_windows(cp: int, window: int) -> None:
         scores = scores.masked_fill(~seen, float("-inf"))
         shares = torch.cat((scores, sinks.view(4, 1, 1).expand(-1, len(rows), 1)), -1).softmax(-1)
         outputs.append(torch.einsum("hij,jhd->ihd", shares[..., :-1], values).flatten(1))
-    ranks = [kept_positions(lengths, cp=cp, rank=rank) for rank in range(cp)]
+    ranks = [rank_positions(lengths, cp=cp, rank=rank) for rank in range(cp)]
     own, gathered = ranks[-1], np.concatenate(ranks)
     expected = torch.cat(outputs)[own]
     options = {"cp": cp, "rank": cp - 1, "window": window}

@@ -10,7 +10,7 @@ from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_func
 from torch import Tensor
 
 from mrl.errors import RoutingError
-from mrl.models.megatron.replay import Given, Recorded
+from mrl.models.megatron.replay import RecordedRouting, ReplayedRouting
 
 EXPERTS, TOKENS, TOPK = 16, 50, 4
 CASES: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ def known(number: int = TOKENS) -> Tensor:
 def test_given_experts_have_the_weights_of_todays_scores_and_their_gradient(name: str) -> None:
     torch.manual_seed(0)
     logits, experts = torch.randn(TOKENS, EXPERTS, requires_grad=True), random_experts()
-    given = Given([experts], [known()])
+    given = ReplayedRouting([experts], [known()])
     given.microbatch = 0
     weights, chosen = route(logits, given, CASES[name])
     expected = weights_of(logits, experts.long(), CASES[name])
@@ -64,10 +64,10 @@ def test_given_experts_have_the_weights_of_todays_scores_and_their_gradient(name
 @pytest.mark.parametrize("name", CASES)
 def test_a_recorded_choice_that_is_given_back_is_the_routers_own(name: str) -> None:
     torch.manual_seed(0)
-    logits, record = torch.randn(TOKENS, EXPERTS), Recorded()
+    logits, record = torch.randn(TOKENS, EXPERTS), RecordedRouting()
     record.microbatch = 0
     plain = route(logits, record, CASES[name])
-    given = Given([record.experts[0]], [known()])
+    given = ReplayedRouting([record.experts[0]], [known()])
     given.microbatch = 0
     for ours, theirs in zip(route(logits, given, CASES[name]), plain, strict=True):
         assert torch.equal(ours, theirs)
@@ -79,7 +79,7 @@ def test_agreement_counts_known_tokens_alone() -> None:
     logits = torch.randn(TOKENS, EXPERTS)
     own = logits.topk(TOPK).indices
     half = torch.where(torch.arange(TOKENS)[:, None] % 2 == 0, own, (own + 1) % EXPERTS)
-    given = Given([half.to(torch.uint8)], [known(10)])
+    given = ReplayedRouting([half.to(torch.uint8)], [known(10)])
     given.microbatch = 0
     route(logits, given, CASES["softmax of the chosen"])
     shared = (half[:10, :, None] == own[:10, None]).any(2).sum()
@@ -89,7 +89,7 @@ def test_agreement_counts_known_tokens_alone() -> None:
 def test_layers_that_are_computed_again_take_the_same_experts_in_order() -> None:
     torch.manual_seed(0)
     logits, experts = torch.randn(TOKENS, EXPERTS), [random_experts() for _ in range(3)]
-    given, case = Given(experts, [known()] * 3), CASES["softmax of the chosen"]
+    given, case = ReplayedRouting(experts, [known()] * 3), CASES["softmax of the chosen"]
 
     def visited(microbatch: int | None) -> Tensor:
         given.microbatch = microbatch
@@ -108,7 +108,7 @@ def test_layers_that_are_computed_again_take_the_same_experts_in_order() -> None
 
 
 def test_a_pass_that_left_a_microbatch_out_is_named() -> None:
-    given = Given([random_experts()] * 2, [known()] * 2)
+    given = ReplayedRouting([random_experts()] * 2, [known()] * 2)
     given.microbatch = 1
     route(torch.randn(TOKENS, EXPERTS), given, CASES["sigmoid"])
     with pytest.raises(

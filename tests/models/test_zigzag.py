@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from mrl.models.kernels.zigzag import kept_positions, padded, token_multiple
+from mrl.models.kernels.zigzag import padded, rank_positions, token_multiple
 
 
 @pytest.mark.parametrize("cp", [1, 2, 3, 8])
 def test_every_token_is_on_one_rank_and_the_work_is_even(cp: int) -> None:
     lengths = padded(np.random.default_rng(0).integers(1, 90, 30), cp)
     positions = np.concatenate([np.arange(length) for length in lengths])
-    ranks = [kept_positions(lengths, cp=cp, rank=rank) for rank in range(cp)]
+    ranks = [rank_positions(lengths, cp=cp, rank=rank) for rank in range(cp)]
     assert sorted(np.concatenate(ranks).tolist()) == list(range(lengths.sum()))
     assert len({len(own) for own in ranks}) == 1
     assert len({(positions[own] + 1).sum() for own in ranks}) == 1  # keys that its queries see

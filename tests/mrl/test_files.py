@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mrl.errors import ConfigError
-from mrl.files import held, highest_number, put_aside, replace_durably, replace_text, usual_mode
+from mrl.files import highest_number, output_lock, put_aside, replace_durably, replace_text, usual_mode
 
 
 def test_one_command_holds_what_it_writes(tmp_path: Path) -> None:
@@ -25,11 +25,11 @@ def test_one_command_holds_what_it_writes(tmp_path: Path) -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         said = rf"--out {out} is in use by host .* pid {other.pid}; wait"
-        with pytest.raises(ConfigError, match=said), held(out, "--out"):
+        with pytest.raises(ConfigError, match=said), output_lock(out, "--out"):
             pass
         other.kill()
         other.wait(60)
-    with held(out, "--out"):
+    with output_lock(out, "--out"):
         assert (out.parent / "out.lock").is_file()
     assert not list(out.parent.iterdir())
 
@@ -47,7 +47,7 @@ def test_a_lock_that_its_holder_removes_is_not_taken_for_one(tmp_path, monkeypat
         return opened[-1]
 
     monkeypatch.setattr(files, "take_lock", removed_once)
-    with held(tmp_path / "out", "--out"):
+    with output_lock(tmp_path / "out", "--out"):
         assert len(opened) == 2 and lock.stat().st_ino == os.fstat(opened[-1]).st_ino
 
 

@@ -12,11 +12,11 @@ import pytest
 from mrl.agents.environment_limits import Deadlines
 from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.guest import _Guest
-from mrl.agents.pool import EnvironmentPool
+from mrl.agents.pool import EnvironmentWorkers
 from mrl.own_code import find_callable, place_of, search_path
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.plugin_check import check_plugins
-from mrl.rewards.pool.score_offline import score
+from mrl.rewards.pool.score_offline import score_offline
 from tests.support.own_folder import write_modules_named_as_pythons
 
 MINE = """
@@ -44,12 +44,12 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
 def test_reward_workers_start(folder: Path) -> None:
     section = RewardSection(kind="plugin", path="mine:reward", workers=1)
     check_plugins(section.all_verifiers())
-    (verdict,) = score(section, [{"response": "four", "ground_truth": "4"}])
+    (verdict,) = score_offline(section, [{"response": "four", "ground_truth": "4"}])
     assert verdict.value == 4.0, verdict
 
 
 def test_environments_are_hosted(folder: Path) -> None:
-    with EnvironmentPool({"mine": EnvironmentSpec("mine:Environment")}, Deadlines()) as pool:
+    with EnvironmentWorkers({"mine": EnvironmentSpec("mine:Environment")}, Deadlines()) as pool:
         pool.open("a", "mine", {}, 0)
         answers: list[Any] = []
         while not answers:

@@ -9,7 +9,7 @@ import pytest
 
 from mrl.loops.staleness import newest_version, token_counts
 from mrl.samples import Group, ResponseSegment, Sample, Transcript
-from mrl.training.batch import ages
+from mrl.training.batch import staleness_of
 from tests.support.samples import make_sample
 
 
@@ -55,4 +55,4 @@ def test_runs_of_versions_are_those_of_the_tokens(episode: bool, with_segments: 
             np.concatenate([np.zeros(len(s.prompt_tokens)), np.where(s.loss_mask, 5 - s.policy_versions, 0)])
             for s in samples
         ]
-        assert ages([group], version=5).tolist() == np.concatenate(flat).tolist()
+        assert staleness_of([group], version=5).tolist() == np.concatenate(flat).tolist()

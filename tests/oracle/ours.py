@@ -8,13 +8,13 @@ import torch
 
 from mrl.models.delta_net import DeltaNet, delta_net
 from mrl.models.families import family_of
-from mrl.models.layout import Layout, Place
+from mrl.models.layout import Layout, RankCoordinates
 from mrl.models.tensors import TRANSFORMER_ENGINE, LocalTensor
 from tests.oracle.rows import Held, held
 from tests.oracle.tiny import numbered
 
 
-def rank(config: dict[str, Any], layout: Layout, place: Place) -> dict[str, torch.Tensor]:
+def rank(config: dict[str, Any], layout: Layout, place: RankCoordinates) -> dict[str, torch.Tensor]:
     """Megatron's name -> values, of a folder as tiny.write_numbered() writes it. Padding is 0."""
     family = family_of(config)
     folder = stored(config)
@@ -46,7 +46,7 @@ def filled(tensor: LocalTensor, folder: dict[str, torch.Tensor]) -> torch.Tensor
     return result
 
 
-def table(config: dict[str, Any], layout: Layout, place: Place) -> dict[str, Held]:
+def table(config: dict[str, Any], layout: Layout, place: RankCoordinates) -> dict[str, Held]:
     """Megatron's name -> shape and digest, as the bridge's model of that rank has them."""
     values = rank(config, layout, place)
     if config["model_type"] == "gpt_oss":

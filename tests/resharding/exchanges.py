@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.resharding.storage import Storage, Windows
+from benchmarks.resharding.storage import Storage, StorageConsumer
 from mrl.config.sections.sync import SyncSection
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.agreement import as_one_rank
@@ -19,20 +19,20 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.collectives import RankGroup
-from mrl.resharding.transfer.lanes import MeshLane, parcels_of
+from mrl.resharding.transfer.lanes import MeshTransport, bucket_messages_of
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof
 from mrl.resharding.transfer.receiver import Consumer, Receiver
-from mrl.resharding.transfer.run_session import Feed, run_session
+from mrl.resharding.transfer.run_session import ReceiverFeed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.transfer.slot_tables import Tables, of_part
+from mrl.resharding.transfer.slot_tables import Tables, tables_of
 from mrl.resharding.wire.mesh_link import MeshLink
 from tests.gpu.one_rank import OneRankLane
 
 SYNC = SyncSection(bucket_bytes=1024, deadline_seconds=30.0)
 
 
-class Shelf(Windows):
+class Shelf(StorageConsumer):
     """Keeps the tensors that come whole, and fails where it is told to; nothing lies in parameters of its
     own."""
 
@@ -78,7 +78,7 @@ def whole_plan(weights: Mapping[str, torch.Tensor]) -> Plan:
     return build_plan(
         [holder_of(weights)],
         [RankManifest.of(0, (), weights)],
-        Topology.beside([0]),
+        Topology.separate_slots([0]),
         PlanOptions(bucket_bytes=SYNC.bucket_bytes),
     )
 
@@ -93,14 +93,14 @@ def proof_of(plan: Plan) -> TrainerProof:
     return TrainerProof(PlanCells(plan), 0, plan.trainers[0].tensors, [0])
 
 
-def tables_of(plan: Plan) -> Tables:
+def receiver_tables(plan: Plan) -> Tables:
     """What the receiver is told."""
-    return of_part(plan.part(1), (), list(proof_of(plan).needed[0].values()))
+    return tables_of(plan.part(1), (), list(proof_of(plan).needed[0].values()))
 
 
 def announce(sender: WeightSender, session: Session, plan: Plan) -> None:
     """Open a session; returns when the receiver has its tables."""
-    tables = tables_of(plan)
+    tables = receiver_tables(plan)
     sender.announce(session, tables)
     sender.accepted(tables)
 
@@ -118,9 +118,9 @@ def send(
     part, ranks = plan.part(0), RankGroup(None, seconds, torch.device("cpu"))
     mesh, parcels, lane = None, None, OneRankLane(part, torch.device("cpu"))
     if isinstance(sender._link, MeshLink):
-        mesh, parcels = sender._link._mesh, parcels_of(plan.part(1), {0: 0})
-        lane = MeshLane(mesh, part, {1: 0}, [{1: 0} for _ in part.windows])
-    feeds = [Feed(each, tables_of(plan), parcels) for each in (*others, sender)]
+        mesh, parcels = sender._link._mesh, bucket_messages_of(plan.part(1), {0: 0})
+        lane = MeshTransport(mesh, part, {1: 0}, [{1: 0} for _ in part.windows])
+    feeds = [ReceiverFeed(each, receiver_tables(plan), parcels) for each in (*others, sender)]
     return run_session(feeds, session, part, values, lane, ranks, proof_of(plan), mesh=mesh)
 
 

@@ -11,7 +11,7 @@ from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.wire import mesh_link, slot_link
 from mrl.resharding.wire.messages import Message
-from mrl.resharding.wire.parcels import require_sent
+from mrl.resharding.wire.parcels import require_digest
 
 
 def after(receiver: Receiver, point: str, action: Callable[[], None]) -> None:
@@ -44,7 +44,7 @@ def flip_a_bit(monkeypatch: pytest.MonkeyPatch, *, message: int) -> None:
         ahead[0] -= 1
         if not ahead[0]:
             data[1] ^= 16
-        require_sent(data, sent, rank)
+        require_digest(data, sent, rank)
 
     for module in (slot_link, mesh_link):
-        monkeypatch.setattr(module, "require_sent", flipped)
+        monkeypatch.setattr(module, "require_digest", flipped)

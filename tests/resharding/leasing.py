@@ -10,19 +10,19 @@ import torch
 import torch.distributed as dist
 
 from mrl.config.sections.sync import SyncSection
-from mrl.models.tensors import LocalTensor, Piece
+from mrl.models.tensors import LocalTensor, TensorSlice
 from mrl.resharding.planner.cells import PlanCells
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.copies import DTYPES
-from mrl.resharding.transfer.lanes import PeerLane
+from mrl.resharding.transfer.lanes import PeerTransport
 from mrl.resharding.transfer.lease import describe_files
 from mrl.resharding.transfer.proof import TrainerProof
-from mrl.resharding.transfer.run_session import Feed, run_session
+from mrl.resharding.transfer.run_session import ReceiverFeed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.transfer.slot_tables import LeasedTensor, of_part
+from mrl.resharding.transfer.slot_tables import LeasedTensor, tables_of
 from mrl.resharding.wire.shared_memory import SharedSegment
 
 
@@ -62,14 +62,14 @@ class LeasedRank:
         part = plan.part(slot)
         ranks = RankGroup(group, deadline_seconds, torch.device("cpu"))
         proof = TrainerProof(PlanCells(plan), slot, self._tensors, [slot])
-        tables = of_part(part, self.leased, list(proof.needed[slot].values()))
+        tables = tables_of(part, self.leased, list(proof.needed[slot].values()))
         lease = describe_files([(self.segment.export()["fd"], self.segment.buffer.numel())])
         return run_session(
-            [Feed(sender, tables, receiver=slot, lease=lease)],
+            [ReceiverFeed(sender, tables, receiver=slot, lease=lease)],
             session,
             part,
             self.arrays,
-            PeerLane(ranks, part, {s: s for s in range(plan.topology.num_slots)}),
+            PeerTransport(ranks, part, {s: s for s in range(plan.topology.num_slots)}),
             ranks,
             proof,
         )
@@ -85,7 +85,9 @@ def spread(weights: Mapping[str, torch.Tensor], size: int) -> list[list[LocalTen
     for index, (name, w) in enumerate(weights.items()):
         zero, shape = (0,) * w.ndim, tuple(w.shape)
         dtype = str(w.dtype).removeprefix("torch.")
-        ranks[index % size].append(LocalTensor(name, 0, shape, dtype, (Piece(name, zero, shape, zero),)))
+        ranks[index % size].append(
+            LocalTensor(name, 0, shape, dtype, (TensorSlice(name, zero, shape, zero),))
+        )
     return ranks
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.resharding.storage import Storage, Windows
+from benchmarks.resharding.storage import Storage, StorageConsumer
 from mrl.config.sections.sync import SyncSection
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, trainer_manifests
@@ -36,7 +36,7 @@ def plan_of(world: World) -> Plan:
     return build_plan(world.trainers, world.engines, world.topology, world.options)
 
 
-class Parameters(Windows):
+class Parameters(StorageConsumer):
     """The parameters of a slot; one window may break."""
 
     def __init__(self, manifest: RankManifest, fail_at: int | None = None) -> None:

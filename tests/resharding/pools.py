@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.models import TINY
-from benchmarks.resharding.storage import Storage, Windows
+from benchmarks.resharding.storage import Storage, StorageConsumer
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
@@ -50,7 +50,7 @@ class Step:
 Script = Sequence[Step]
 
 
-class Broken(Windows):
+class Broken(StorageConsumer):
     """Raises in the middle."""
 
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
@@ -94,7 +94,7 @@ def train(
     addresses = [store.get(f"address{r}").decode() for r in range(receivers)]
     slots = range(layout.world_size + receivers)
     nodes = [0 if sync.transport == "auto" else slot for slot in slots]  # of one node: memory can be shared
-    topology = Topology.apart(nodes, num_trainers=layout.world_size)
+    topology = Topology.separate_pools(nodes, num_trainers=layout.world_size)
     by_boxes = engine_manifests.engine_rank_manifests(TINY, Layout(tp=receivers))
     names = [tensor.name for tensor in trainer.checkpoint]
     syncs = [
@@ -142,7 +142,7 @@ def generate(number: int, receivers: int, transport: str, script: Script, store:
         if step.joins and last:
             receiver = begin("address-new")
         storage.poison()
-        windows = Broken(storage) if step.breaks and last else Windows(storage)
+        windows = Broken(storage) if step.breaks and last else StorageConsumer(storage)
         try:
             receiver.receive(opened(turn, step, digests[step.whole]), windows)
             assert storage.first_difference(MadeUp(checkpoint, version=step.end)) is None

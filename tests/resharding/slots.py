@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.resharding.made_up import MadeUp
-from benchmarks.resharding.storage import Storage, Windows
+from benchmarks.resharding.storage import Storage, StorageConsumer
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
@@ -46,20 +46,20 @@ class Slot:
             dist.all_gather_object(addresses, self.receiver.address)
         topology = Topology.shared(len(addresses), slots_per_node=slots_per_node)
         if host is not None:
-            topology = Topology.beside(topology.nodes)
+            topology = Topology.separate_slots(topology.nodes)
         told = list(planned_for or manifests)
         self.weight_sync = PlannedSync(trainer, sync, addresses, told, topology=topology, store=store)
         self.figures: dict[str, float] = {}
         """Of the last session that committed."""
         self._number = 0
 
-    def sync(self, version: int, windows: Windows | None = None, *, full: bool = True) -> str:
+    def sync(self, version: int, windows: StorageConsumer | None = None, *, full: bool = True) -> str:
         """One session from poisoned parameters; the sender's error, or nothing."""
         self.storage.poison()
         self._number += 1
         committed = self.receiver.progress.version
         session = Session(f"{self._number:032x}", committed, version, self.weight_sync.digest, full=full)
-        thread = Receiving(self.receiver, session, windows or Windows(self.storage))
+        thread = Receiving(self.receiver, session, windows or StorageConsumer(self.storage))
         try:
             self.figures = self.weight_sync.send(session)
         except WeightSyncError as error:

@@ -6,7 +6,7 @@ import torch
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.engine_rows import Shard
 from mrl.models.layout import Layout
-from mrl.models.tensors import CheckpointTensor, Piece
+from mrl.models.tensors import CheckpointTensor, TensorSlice
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.engine_manifests import TraceRecord
 from mrl.resharding.planner.manifest import RankManifest
@@ -59,10 +59,12 @@ def test_views_become_boxes():
     parameters = {"w": ((2, 4, 2), "bfloat16"), "b": ((4,), "float32"), "tied": ((8, 6), "bfloat16")}
     manifest = engine_manifests.from_trace(records, parameters, CHECKPOINT, aliases=("tied",))
     assert manifest.tensors[0].pieces == (
-        Piece("a", (0, 2), (4, 2), (0, 0, 0)),
-        Piece("a", (4, 2), (4, 2), (1, 0, 0)),
+        TensorSlice("a", (0, 2), (4, 2), (0, 0, 0)),
+        TensorSlice("a", (4, 2), (4, 2), (1, 0, 0)),
     )
-    assert manifest.tensors[1].pieces == (Piece("bias", (0,), (4,), (0,)),) and len(manifest.tensors) == 2
+    assert (
+        manifest.tensors[1].pieces == (TensorSlice("bias", (0,), (4,), (0,)),) and len(manifest.tensors) == 2
+    )
 
 
 STACKED = [
@@ -84,10 +86,13 @@ def test_a_transposed_copy_out_of_a_stack_is_a_box_for_each_of_its_parts():
     manifest = engine_manifests.from_trace(records, parameters, STACKED)
     assert manifest.unplanned == ()
     assert manifest.tensors[0].pieces == (
-        Piece("s", (4, 0), (4, 2), (0, 0, 0)),
-        Piece("s", (8, 0), (4, 2), (1, 0, 0)),
+        TensorSlice("s", (4, 0), (4, 2), (0, 0, 0)),
+        TensorSlice("s", (8, 0), (4, 2), (1, 0, 0)),
     )
-    assert manifest.tensors[1].pieces == (Piece("v", (4,), (4,), (0, 0)), Piece("v", (8,), (4,), (1, 0)))
+    assert manifest.tensors[1].pieces == (
+        TensorSlice("v", (4,), (4,), (0, 0)),
+        TensorSlice("v", (8,), (4,), (1, 0)),
+    )
 
 
 def test_a_copy_that_leaves_a_stack_as_the_folder_has_it_is_no_box():

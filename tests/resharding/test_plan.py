@@ -13,7 +13,7 @@ import torch
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
-from mrl.models.tensors import LocalTensor, Piece
+from mrl.models.tensors import LocalTensor, TensorSlice
 from mrl.resharding.planner import engine_manifests, trainer_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
@@ -43,7 +43,9 @@ DEEPSEEK_V3 = {
 def matrix(
     name: str, tensor: str, start: int, rows: int, columns: int, dtype: str = "bfloat16"
 ) -> LocalTensor:
-    return LocalTensor(name, 0, (rows, columns), dtype, (Piece(tensor, (start, 0), (rows, columns), (0, 0)),))
+    return LocalTensor(
+        name, 0, (rows, columns), dtype, (TensorSlice(tensor, (start, 0), (rows, columns), (0, 0)),)
+    )
 
 
 def two_ranks(rows: int = 8, columns: int = 4, *, source_dtype: str = "bfloat16", dtype: str = "bfloat16"):
@@ -92,8 +94,8 @@ def test_a_bucket_too_small_for_any_cut_is_refused():
 
 
 def test_rank_with_nothing_empty_tensor_and_odd_sizes():
-    odd = LocalTensor("v", 0, (7,), "uint8", (Piece("odd", (0,), (7,), (0,)),))
-    wide = LocalTensor("x", 0, (3,), "float32", (Piece("wide", (0,), (3,), (0,)),))
+    odd = LocalTensor("v", 0, (7,), "uint8", (TensorSlice("odd", (0,), (7,), (0,)),))
+    wide = LocalTensor("x", 0, (3,), "float32", (TensorSlice("wide", (0,), (3,), (0,)),))
     held = [RankManifest.of(0, [odd, wide]), RankManifest.of(1, [])]
     names = [dataclasses.replace(odd, name="m.v"), dataclasses.replace(wide, name="m.x")]
     empty = LocalTensor("m.e", 0, (0, 4), "float32", ())
@@ -155,10 +157,10 @@ def test_an_engine_that_leaves_out_the_middle_of_a_tensor_is_refused() -> None:
 def test_an_element_written_twice_and_a_hole_are_refused():
     held, needed = two_ranks()
     tensor = needed[0].tensors[0]
-    twice = dataclasses.replace(tensor, pieces=(*tensor.pieces, Piece("t", (0, 0), (1, 4), (3, 0))))
+    twice = dataclasses.replace(tensor, pieces=(*tensor.pieces, TensorSlice("t", (0, 0), (1, 4), (3, 0))))
     with pytest.raises(WeightSyncError, match=r"m\.w.*would write the same elements"):
         build_plan(held, [RankManifest.of(0, [twice]), needed[1]], Topology.shared(2))
-    hole = dataclasses.replace(tensor, pieces=(Piece("t", (4, 0), (4, 4), (4, 0)),))
+    hole = dataclasses.replace(tensor, pieces=(TensorSlice("t", (4, 0), (4, 4), (4, 0)),))
     with pytest.raises(WeightSyncError, match=r"m\.w.*no box covers some of its first 8 rows"):
         build_plan(held, [RankManifest.of(0, [hole]), needed[1]], Topology.shared(2))
 
@@ -227,7 +229,7 @@ def test_slots_on_the_nodes_they_lie_on_make_the_plan_of_nodes_filled_in_turn():
     placed, filled, one = (
         build_plan(held, needed, topology)
         for topology in (
-            Topology.on([0] * 4 + [1] * 4),
+            Topology.shared_slots([0] * 4 + [1] * 4),
             Topology.shared(8, slots_per_node=4),
             Topology.shared(8, slots_per_node=8),
         )
@@ -235,9 +237,9 @@ def test_slots_on_the_nodes_they_lie_on_make_the_plan_of_nodes_filled_in_turn():
     assert placed.digest == filled.digest != one.digest
     assert placed.traffic.tolist() == filled.traffic.tolist()
     assert one.traffic[2].sum() == 0, "on one node nothing crosses the network"
-    assert Topology.on([3, 3, 5, 3]).rails == (0, 1, 0, 2)
-    assert Topology.beside([0, 1, 1]).nodes == (0, 1, 1, 0, 1, 1)
-    apart = Topology.apart([0, 0, 0, 1], num_trainers=2)
+    assert Topology.shared_slots([3, 3, 5, 3]).rails == (0, 1, 0, 2)
+    assert Topology.separate_slots([0, 1, 1]).nodes == (0, 1, 1, 0, 1, 1)
+    apart = Topology.separate_pools([0, 0, 0, 1], num_trainers=2)
     assert (apart.trainer_slots, apart.engine_slots, apart.rails) == ((0, 1), (2, 3), (0, 1, 2, 0))
 
 
@@ -271,11 +273,11 @@ def window_traffic(plan):
     """[2, slots] bytes sent and received in each window."""
     traffic = SlotTraffic(plan.topology)
     for window in plan.windows:
-        counts = np.zeros(traffic.num_lanes, dtype=np.int64)
+        counts = np.zeros(traffic.num_endpoints, dtype=np.int64)
         for step in window:
             item = plan.items[step.item]
             flow = traffic.of(item.pattern, item.ordinal, step.part, step.parts)
-            counts[flow.lanes] += flow.num_bytes
+            counts[flow.endpoints] += flow.num_bytes
         yield counts.reshape(2, -1)
 
 

@@ -20,11 +20,11 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.transfer import receiver as receiver_module
 from mrl.resharding.transfer.collectives import RankGroup
-from mrl.resharding.transfer.lease import Lease, describe_files, renewed
+from mrl.resharding.transfer.lease import Lease, describe_files, reuse_or_open_lease
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import ReceiverState, Session
-from mrl.resharding.transfer.slot_tables import Tables, of_part
+from mrl.resharding.transfer.slot_tables import Tables, tables_of
 from mrl.resharding.wire.shared_memory import SharedSegment
 from mrl.training.platform.parameter_memory import _free_pages
 from tests.ranks import run_ranks
@@ -144,7 +144,7 @@ def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(slot, monke
         world.trainers, world.engines, world.topology, PlanOptions(bucket_bytes=SYNC.bucket_bytes * 2)
     )
     mapped: list[Any] = []
-    monkeypatch.setattr(receiver_module, "renewed", lambda old, lease: mapped.append(lease))
+    monkeypatch.setattr(receiver_module, "reuse_or_open_lease", lambda old, lease: mapped.append(lease))
     monkeypatch.setattr(receiver_module, "SlotInbox", lambda *_: mapped.append("buffers"))
     consumer = Parameters(world.engines[0])
     session = Session.new(-1, 0, plan.digest)
@@ -164,7 +164,9 @@ def test_a_lease_of_an_earlier_session_is_refused_before_it_is_opened(slot, monk
     _exchange(slot, old)
     opened: list[Any] = []
     monkeypatch.setattr(
-        receiver_module, "renewed", lambda old, lease: opened.append(lease) or renewed(old, lease)
+        receiver_module,
+        "reuse_or_open_lease",
+        lambda old, lease: opened.append(lease) or reuse_or_open_lease(old, lease),
     )
     stale = WeightSender(receiver.address, SYNC)
     session, consumer = Session.new(0, 1, plan.digest), Parameters(world.engines[0])
@@ -193,13 +195,13 @@ def test_leased_files_stay_mapped_show_what_is_written_later_and_hold_no_memory(
     """A session after the first one reads through the same mapping; what the owner frees is free although it is mapped."""
     segments = [SharedSegment(1 << 20) for _ in range(2)]
     (one,), (other,) = (describe_files([(s.export()["fd"], 1 << 20)]) for s in segments)
-    lease = renewed(None, [one])
+    lease = reuse_or_open_lease(None, [one])
     for value in (3, 7):
         segments[0].buffer.fill_(value)
-        assert renewed(lease, [one]) is lease and (lease.buffers[0] == value).all()
+        assert reuse_or_open_lease(lease, [one]) is lease and (lease.buffers[0] == value).all()
     _free_pages(one["fd"])
     assert os.fstat(one["fd"]).st_blocks == 0
-    newer = renewed(lease, [other])
+    newer = reuse_or_open_lease(lease, [other])
     assert newer is not lease and not lease.buffers
     newer.close()
     for segment in segments:
@@ -243,7 +245,7 @@ def test_a_receiver_that_was_lent_everything_begins_and_waits_for_no_word(slot: 
     """Only the end is waited for: whether all ranks got so far is agreed upon behind the copies."""
     world, plan, receiver, sender, trainer = slot
     consumer = Slow(world.engines[0])
-    thread = _lent_at_once(slot, consumer, of_part(plan.part(0), trainer.leased))
+    thread = _lent_at_once(slot, consumer, tables_of(plan.part(0), trainer.leased))
     assert consumer.begun.wait(60) and receiver.progress.state is ReceiverState.RECEIVING
     consumer.may.set()
     sender.finish()
@@ -255,7 +257,7 @@ def test_a_receiver_that_was_lent_everything_begins_and_waits_for_no_word(slot: 
 def test_a_sender_that_gives_up_is_heard_after_what_is_being_copied(slot: Any) -> None:
     world, plan, receiver, sender, trainer = slot
     consumer = Slow(world.engines[0])
-    thread = _lent_at_once(slot, consumer, of_part(plan.part(0), trainer.leased))
+    thread = _lent_at_once(slot, consumer, tables_of(plan.part(0), trainer.leased))
     assert consumer.begun.wait(60)
     sender.abort("another rank broke")
     consumer.may.set()
@@ -265,7 +267,7 @@ def test_a_sender_that_gives_up_is_heard_after_what_is_being_copied(slot: Any) -
 
 def test_windows_that_bring_bytes_are_not_taken_at_once(slot: Any) -> None:
     world, plan, _, sender, trainer = slot
-    tables = of_part(plan.part(0), trainer.leased)
+    tables = tables_of(plan.part(0), trainer.leased)
     windows = (dataclasses.replace(tables.windows[0], bucket_bytes=64), *tables.windows[1:])
     consumer = Parameters(world.engines[0])
     thread = _lent_at_once(slot, consumer, dataclasses.replace(tables, windows=windows))
@@ -288,7 +290,7 @@ def test_windows_that_bring_bytes_are_not_taken_at_once(slot: Any) -> None:
 )
 def test_a_copy_that_leaves_its_memory_is_refused_before_anything_is_copied(slot, field, value, what) -> None:
     _, plan, _, _, trainer = slot
-    tables = of_part(plan.part(0), trainer.leased)
+    tables = tables_of(plan.part(0), trainer.leased)
     room = [trainer.segment.buffer.numel()]
     tables.check(room, SYNC.bucket_bytes)
     local = tables.windows[0].local.copy()
@@ -304,7 +306,7 @@ def test_a_copy_that_leaves_its_memory_is_refused_before_anything_is_copied(slot
 
 def test_tables_survive_the_wire_and_garbage_does_not(slot: Any) -> None:
     _, plan, _, _, trainer = slot
-    tables = of_part(plan.part(0), trainer.leased)
+    tables = tables_of(plan.part(0), trainer.leased)
     again = Tables.decode(tables.encode())
     assert again.digest == tables.digest and again.num_bytes == tables.num_bytes
     for garbage in ({}, {"sources": 1}, tables.encode() | {"windows": [["!", "!", [], [], 0]]}):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.models import TINY
-from benchmarks.resharding.storage import Storage, Windows
+from benchmarks.resharding.storage import Storage, StorageConsumer
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
@@ -27,7 +27,7 @@ from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import proof as proof_module
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.copies import DTYPES
-from mrl.resharding.transfer.lease import Lent
+from mrl.resharding.transfer.lease import LentMemory
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof, encoded
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
@@ -42,7 +42,7 @@ BLOCKS = TINY | {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 1
 """Wide enough to be quantised by blocks."""
 
 
-class Acting(Windows):
+class Acting(StorageConsumer):
     """Does something when half of what it reads of leased memory is read."""
 
     def __init__(self, storage: Storage, action: Callable[[], None]) -> None:
@@ -95,7 +95,7 @@ def shift(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize("fault", [leave_out, double, shift])
 def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: Any) -> None:
     """All of it inside its memory: queries, keys and values make one parameter, so that bounds and counts stay right."""
-    feeds = slot.weight_sync.feeds(RankGroup(None, 60.0, CPU))
+    feeds = slot.weight_sync.receiver_feeds(RankGroup(None, 60.0, CPU))
     good, tables = feeds[0], feeds[0].tables
     (window,) = tables.windows
     target = next(n for n, t in enumerate(tables.targets) if t.name.endswith("qkv_proj.weight"))
@@ -226,20 +226,20 @@ def test_a_plan_for_an_engine_with_two_tensors_in_each_others_place_is_never_com
 
 def misplace_a_neighbours_tensor(slot: Slot, rank: int) -> Callable[[], None]:
     """Rank 1's receiver is told that a tensor of rank 0 begins one element later than it does."""
-    told = RankGroup.told
+    told = RankGroup.all_gather
 
     def shifted(self: RankGroup, own: Any) -> list[Any]:
         every = told(self, own)
-        if rank == 1 and isinstance(own, Lent):
+        if rank == 1 and isinstance(own, LentMemory):
             first, *others = every[0].tensors
             first = dataclasses.replace(first, byte_offset=first.byte_offset + 2)
             every[0] = dataclasses.replace(every[0], tensors=[first, *others])
         return every
 
     def mend() -> None:
-        RankGroup.told, slot.weight_sync._feeds = told, None  # type: ignore[method-assign]
+        RankGroup.all_gather, slot.weight_sync._feeds = told, None  # type: ignore[method-assign]
 
-    RankGroup.told = shifted  # type: ignore[method-assign]
+    RankGroup.all_gather = shifted  # type: ignore[method-assign]
     return mend
 
 
@@ -353,7 +353,7 @@ def targets_of(plan: Plan, rank: int) -> list[Target]:
 def look(engine: EngineProof, arrays: dict[str, torch.Tensor], said: str) -> str:
     engine.start()
     for name, array in arrays.items():
-        engine.look(name, array.reshape(-1))
+        engine.digest_target(name, array.reshape(-1))
     try:
         engine.compare(said)
     except WeightSyncError as error:

@@ -12,7 +12,7 @@ from mrl.models.layout import Layout
 from mrl.models.tensors import SCALES
 from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
 from mrl.resharding.planner.plan import PlanOptions, build_plan
-from mrl.resharding.planner.quantised import VALUES, Blocks, cut_inside_blocks, leave_whole
+from mrl.resharding.planner.quantised import VALUES, Blocks, cut_inside_blocks, without_cut_modules
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import fp8
 from tests.resharding.worlds import FAMILIES, random_config
@@ -125,7 +125,7 @@ def test_what_the_trainer_cuts_inside_a_block_comes_whole_with_its_module() -> N
     plan = build_plan(held, needed, Topology.shared(4))
     assert plan.whole_tensors.keys() == {n for n in experts if not n.endswith(SCALES)}
     assert plan.summary()["whole_bytes"] == 4 * 2 * 4 * 8 * 3 * 256 * 256
-    kept = leave_whole(held, needed, 128)[0].tensors
+    kept = without_cut_modules(held, needed, 128)[0].tensors
     assert any(t.dtype == VALUES for t in kept) and not any(".experts." in t.name for t in kept)
     wide = engine_manifests.engine_rank_manifests(WIDE, Layout(tp=2, dp=2))
     assert not build_plan(held, wide, Topology.shared(4)).whole_tensors

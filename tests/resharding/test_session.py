@@ -92,11 +92,11 @@ def test_full_comes_after_starts_and_failures_and_every_so_many_versions() -> No
     proved: int | None = None
     full = []
     for version in range(8):
-        if sync.full_after(proved, version):
+        if sync.needs_full_verify(proved, version):
             full.append(version)
             proved = version
-    assert full == [0, 3, 6] and sync.full_after(None, 7)
-    assert not SyncSection(verify="wire").full_after(None, 0)
+    assert full == [0, 3, 6] and sync.needs_full_verify(None, 7)
+    assert not SyncSection(verify="wire").needs_full_verify(None, 0)
 
 
 def test_a_session_from_any_version_heals_and_never_goes_back() -> None:

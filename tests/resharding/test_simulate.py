@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import build_plan
-from mrl.resharding.planner.quantised import leave_whole
+from mrl.resharding.planner.quantised import without_cut_modules
 from mrl.resharding.planner.slot_plan import SlotPart
 from mrl.resharding.planner.whole_tensors import whole_tensor_of, with_whole_tensors
 from tests.resharding.simulate import execute, write_counts
@@ -38,7 +38,7 @@ def check_world(seed: int, *, quantise: bool) -> None:
     together = gathered(world, storages)
     assert together.keys() == made.keys()
     results = execute(plan, storages)
-    planned = leave_whole(world.trainers, world.engines, world.options.quantise_block)
+    planned = without_cut_modules(world.trainers, world.engines, world.options.quantise_block)
     planned = with_whole_tensors(world.trainers, planned)
     wanted = as_engines_want(world, together)
     for manifest, result in zip(planned, results, strict=True):

@@ -59,7 +59,7 @@ def test_virtual_stages_and_remainders():
 def test_replicas_have_one_digest_and_others_not():
     layout = Layout(tp=2, ep=2, dp=2)
     manifests = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, layout)
-    places = layout.places()
+    places = layout.all_coordinates()
     for a in places:
         for b in places:
             same = (a.tp, a.pp, a.ep) == (b.tp, b.pp, b.ep)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.resharding.models import TINY
-from benchmarks.resharding.storage import Storage, Windows
+from benchmarks.resharding.storage import Storage, StorageConsumer
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
@@ -35,7 +35,7 @@ def traced() -> tuple[RankManifest, RankManifest]:
     return full, RankManifest.of(0, placed, WHOLE)
 
 
-class Counting(Windows):
+class Counting(StorageConsumer):
     """Counts what comes whole, or breaks at it."""
 
     def __init__(self, storage: Storage, broken: bool = False) -> None:
@@ -94,7 +94,9 @@ def test_a_whole_tensor_that_no_trainer_holds_is_named() -> None:
     receiver = Receiver(deadline_seconds=1.0, device=CPU)
     trainer = BenchTrainer(TINY, Layout(), 0, device=CPU)
     with pytest.raises(WeightSyncError, match=r"model\.extra\.weight"):
-        PlannedSync(trainer, SyncSection(), [receiver.address], [unknown], topology=Topology.on([0]))
+        PlannedSync(
+            trainer, SyncSection(), [receiver.address], [unknown], topology=Topology.shared_slots([0])
+        )
     receiver.close()
     trainer.close()
 

@@ -10,7 +10,7 @@ from mrl.models.layout import Layout
 from mrl.resharding.planner.slot_plan import WindowPart
 from mrl.resharding.transfer import run_session
 from mrl.resharding.transfer.collectives import RankGroup
-from mrl.resharding.transfer.lanes import PeerLane
+from mrl.resharding.transfer.lanes import PeerTransport
 from tests.resharding.planned import plan_of, world_of
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ class Alone(RankGroup):
         self._events = events
 
     def together(self, action: Callable[[], Any]) -> Any:
-        result = super().together(action)
+        result = super().run_on_all(action)
         self._events.append("agreed")
         return result
 
@@ -93,7 +93,7 @@ class Counted(RankGroup):
 
 def test_peers_are_sent_to_out_of_two_buckets_in_turn_and_waited_for_once_a_window() -> None:
     seen: list[Any] = []
-    lane = PeerLane(Counted(seen), PART, {slot: slot for slot in range(4)})
+    lane = PeerTransport(Counted(seen), PART, {slot: slot for slot in range(4)})
     received = torch.empty(max(w.bucket_bytes for w in PART.windows), dtype=torch.uint8)
     for turn, window in enumerate(PART.windows):
         first = lane.bucket(turn).data_ptr()

@@ -145,7 +145,7 @@ def random_topology(rng: random.Random, num_trainers: int, num_engine_ranks: int
     if kind == "separate":
         on_one = rng.choice([2, 4, 8])
         nodes = [slot // on_one for slot in range(num_trainers + num_engine_ranks)]
-        return Topology.apart(nodes, num_trainers=num_trainers)
+        return Topology.separate_pools(nodes, num_trainers=num_trainers)
     slots = max(num_trainers, num_engine_ranks) + rng.choice([0, 1, 3])
     return Topology(
         nodes=tuple(rng.randrange(3) for _ in range(slots)),

@@ -28,7 +28,7 @@ def write_checkpoint(folder: Path, source: Path) -> None:
             weights[tensor.name] = (held.transpose(1, 2) if held.ndim > 2 else held).reshape(tensor.shape)
     state: dict[str, Any] = {}
     experts: dict[str, list[torch.Tensor]] = {}
-    for local in family_of(hf_config).local_tensors(hf_config, Layout(), Layout().place(0), spec=LOCAL):
+    for local in family_of(hf_config).local_tensors(hf_config, Layout(), Layout().coordinates(0), spec=LOCAL):
         value = torch.empty(local.shape)
         for piece in local.pieces:
             box(value, piece.local_start, piece.shape).copy_(

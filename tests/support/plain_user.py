@@ -37,7 +37,7 @@ def run_as_plain_user(programs: Sequence[str], limits: Mapping[str, Any]) -> lis
     return json.loads(done.stdout)
 
 
-def printed(boundary: sandbox.Boundary, program: str, rules: CodeRules) -> str:
+def printed(boundary: sandbox.Sandbox, program: str, rules: CodeRules) -> str:
     """What a program printed, or how it ended."""
     try:
         with CandidateProcess(boundary, rules, Allowance.of(rules.seconds)) as session:
@@ -56,7 +56,7 @@ def main(folder: str) -> None:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    boundary, rules = sandbox.find_boundary(), CodeRules(**asked["limits"])
+    boundary, rules = sandbox.find_sandbox(), CodeRules(**asked["limits"])
     json.dump([printed(boundary, program, rules) for program in asked["programs"]], sys.stdout)
 
 

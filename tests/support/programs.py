@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from mrl.rewards.code import runner
-from mrl.rewards.code.exam import Exam
+from mrl.rewards.code.exam import TestRun
 from mrl.rewards.code.outcome import Outcome
 from mrl.rewards.code.output import same_output
 from mrl.rewards.code.program import program_in
@@ -32,7 +32,7 @@ def passes(program: str | None, task: CodeTask) -> bool | None:
         except Exception:
             return False
         with contextlib.suppress(_Concluded, Exception):
-            Exam(task).sit(candidate)
+            TestRun(task).run(candidate)
         return candidate.result and candidate.result is Outcome.ACCEPTED
 
 

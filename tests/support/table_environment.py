@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mrl.agents.answer import EnvironmentAnswer
+from mrl.agents.answer import EnvironmentResult
 from mrl.agents.environment_client import Environments
 from mrl.agents.episode import EndedBy, Limits
 from mrl.agents.render import Observation
@@ -18,7 +18,7 @@ from mrl.agents.tool_calls import ToolCall
 from mrl.rewards.contract import no_reward
 from mrl.rewards.kinds.environment_return import return_of
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
-from mrl.trajectories.environment_rollout import Rules
+from mrl.trajectories.environment_rollout import EpisodeRules
 
 
 @dataclasses.dataclass
@@ -40,7 +40,7 @@ class TableEnvironments:
         self.open_games: dict[str, _Game] = {}
         self.opened: list[tuple[str, str, Mapping[str, Any], int]] = []
         self.calls: collections.defaultdict[str, list[Sequence[ToolCall]]] = collections.defaultdict(list)
-        self._answers: list[tuple[int, EnvironmentAnswer]] = []
+        self._answers: list[tuple[int, EnvironmentResult]] = []
         self._polls = 0
 
     def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None:
@@ -48,7 +48,7 @@ class TableEnvironments:
         self.open_games[key] = _Game(rng, rng.randint(1, 4))
         self.opened.append((key, environment, task, seed))
         messages = ({"role": "user", "content": self._opens_with},) if self._opens_with else ()
-        self._say(EnvironmentAnswer(key, 0, messages))
+        self._say(EnvironmentResult(key, 0, messages))
 
     def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None:
         game = self.open_games[key]
@@ -56,20 +56,20 @@ class TableEnvironments:
         self.calls[key].append(calls)
         if key in self._faults:
             self._say(
-                EnvironmentAnswer(key, game.turns, ended_by=self._faults[key], reason="as the test says")
+                EnvironmentResult(key, game.turns, ended_by=self._faults[key], reason="as the test says")
             )
             return
         done = game.turns == game.length
         digit = (game.rng.randrange(6) + len(text)) % 6
         said = () if done else ({"role": "tool" if calls else "user", "content": str(digit)},)
         ended_by = EndedBy.ENV_DONE if done else None
-        self._say(EnvironmentAnswer(key, game.turns, said, len(text) / 8, done, ended_by, seconds=0.5))
+        self._say(EnvironmentResult(key, game.turns, said, len(text) / 8, done, ended_by, seconds=0.5))
 
     def close(self, key: str) -> None:
         del self.open_games[key]
         self._answers = [(due, answer) for due, answer in self._answers if answer.key != key]
 
-    def poll(self, timeout_seconds: float) -> list[EnvironmentAnswer]:
+    def poll(self, timeout_seconds: float) -> list[EnvironmentResult]:
         self._polls += 1
         ready = [answer for due, answer in self._answers if due <= self._polls]
         self._answers = [(due, answer) for due, answer in self._answers if due > self._polls]
@@ -81,7 +81,7 @@ class TableEnvironments:
     def descriptors(self) -> list[int]:
         return []
 
-    def _say(self, answer: EnvironmentAnswer) -> None:
+    def _say(self, answer: EnvironmentResult) -> None:
         self._answers.append((self._polls + self._lateness, answer))
 
 
@@ -128,7 +128,7 @@ class Returns:
 
 
 LIMITS = Limits(max_turns=8, max_context=200, max_tokens=200, max_turn_tokens=4, max_bad_calls=1)
-RULES = Rules("table", DigitRenderer(), LIMITS, retries=2, format="json", tools={})
+RULES = EpisodeRules("table", DigitRenderer(), LIMITS, retries=2, format="json", tools={})
 
 
 def table_episodes(

@@ -9,7 +9,7 @@ from mrl.agents.envs.tool_task import ToolTask
 from mrl.agents.tools.sources import SANDBOXED, make_tools
 from mrl.agents.tools.tool import ToolBox
 from mrl.errors import RewardError
-from mrl.rewards.code.sandbox import find_boundary
+from mrl.rewards.code.sandbox import find_sandbox
 from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.maths_verifier import verify_exactly
 from mrl.rewards.visible import visible_text
@@ -38,7 +38,7 @@ class PythonMaths(ToolTask):
     def prepare(cls, *, tools: Sequence[Mapping[str, Any]] = _TOOLS, **options: Any) -> None:
         """Find the sandbox once for all episodes, if a tool needs it. RewardError says what it lacks."""
         if any(tool.get("kind") in SANDBOXED for tool in tools):
-            find_boundary()
+            find_sandbox()
 
     def score(self, text: str) -> float:
         """Return 1 or 0. Raise RewardError (infrastructure failure) if the row's answer is not a number."""

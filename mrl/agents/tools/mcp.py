@@ -14,7 +14,7 @@ from mrl.agents.environment import Unreachable
 from mrl.agents.tools.tool import ToolError
 from mrl.errors import ConfigError
 from mrl.own_code import child_path
-from mrl.processes.start import lifeline_words
+from mrl.processes.start import with_lifeline
 
 _START_SECONDS = 60.0
 
@@ -99,7 +99,7 @@ async def _session(command: Sequence[str], env: Mapping[str, str]) -> AsyncItera
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     # It ends with this process, even if this is killed.
-    program, *words = lifeline_words(command)
+    program, *words = with_lifeline(command)
     parameters = StdioServerParameters(command=program, args=words, env={**child_path(), **env})
     async with stdio_client(parameters) as (read, write), ClientSession(read, write) as session:
         with anyio.fail_after(_START_SECONDS):

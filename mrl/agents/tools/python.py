@@ -8,7 +8,7 @@ from mrl.errors import RewardError
 from mrl.rewards.code.cells import Cells
 from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.outcome import CandidateEnded
-from mrl.rewards.code.sandbox import find_boundary
+from mrl.rewards.code.sandbox import find_sandbox
 
 
 class Interpreter:
@@ -24,7 +24,7 @@ class Interpreter:
         interpreter, SandboxLost if there is no sandbox."""
         try:
             if self._cells is None:
-                self._cells = Cells(find_boundary(), self._rules).__enter__()
+                self._cells = Cells(find_sandbox(), self._rules).__enter__()
             result = self._cells.run(source)
         except CandidateEnded as ended:
             self.close()
@@ -103,6 +103,6 @@ class Shell:
 
 def _boundary_has_processes() -> bool:
     try:
-        return find_boundary().has_cgroup
+        return find_sandbox().has_cgroup
     except RewardError as error:
         raise SandboxLost(str(error)) from error

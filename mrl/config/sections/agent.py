@@ -54,13 +54,13 @@ class AgentSection(EnvironmentSection):
                 "the section"
             )
 
-    def of_domain(self, domain: str) -> EnvironmentSection:
+    def environment_of(self, domain: str) -> EnvironmentSection:
         """Return the environment section of a domain's rows."""
         return self.domains.get(domain, self)
 
     def key_of(self, domain: str) -> str | None:
         """Return the name of the environment of a domain's rows; None if they have none."""
-        section = self.of_domain(domain)
+        section = self.environment_of(domain)
         if section.environment is None:
             return None
         return section.environment if section is self else f"{section.environment} of {domain}"

@@ -15,7 +15,7 @@ from mrl.config.sections.correction import Correction, NoCorrection
 from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.policy_loss import PolicyLoss, PpoClipLoss
 from mrl.config.sections.shaping import FilterSection, ShapingSection
-from mrl.section import Section, named
+from mrl.section import Section, one_of
 
 _Estimators = Literal[
     "gae",
@@ -31,9 +31,9 @@ _Estimators = Literal[
 _Aggregations = Literal["token_mean", "sequence_mean", "constant"]
 _KlKinds = Literal["k1", "abs", "k2", "k3"]
 
-Estimator = Annotated[_Estimators, BeforeValidator(named("estimator", _Estimators))]
-Aggregation = Annotated[_Aggregations, BeforeValidator(named("aggregation", _Aggregations))]
-KlKind = Annotated[_KlKinds, BeforeValidator(named("KL kind", _KlKinds))]
+Estimator = Annotated[_Estimators, BeforeValidator(one_of("estimator", _Estimators))]
+Aggregation = Annotated[_Aggregations, BeforeValidator(one_of("aggregation", _Aggregations))]
+KlKind = Annotated[_KlKinds, BeforeValidator(one_of("KL kind", _KlKinds))]
 
 WHITENS = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline", "rloo_process"})
 """Estimators whose papers whiten advantages over the tokens of the batch."""
@@ -194,7 +194,7 @@ class AlgorithmSection(Section):
         return self.needs_reference and not self.recomputes_policy
 
     @property
-    def ignores_age(self) -> bool:
+    def ignores_staleness(self) -> bool:
         """True if the loss treats tokens of earlier versions like those of the newest."""
         return self.loss.name == "reinforce" and self.old_logprobs != "decoupled"
 
@@ -215,7 +215,7 @@ class AlgorithmSection(Section):
                 "old_logprobs = decoupled with correction.kind = off would train tokens of earlier versions "
                 "as if the newest had sampled them; set a correction.kind (truncated), or old_logprobs = auto"
             )
-        alone = self.distillation is not None and self.distillation.alone
+        alone = self.distillation is not None and self.distillation.teachers_only
         if alone and self.filter is not None:
             yield (
                 "distillation.alone = true with algorithm.filter: rewards would decide which groups the "

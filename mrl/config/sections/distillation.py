@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mrl.section import Section, named
+from mrl.section import Section, one_of
 
 _Divergences = Literal["reverse", "forward", "jsd"]
-Divergence = Annotated[_Divergences, BeforeValidator(named("divergence", _Divergences))]
+Divergence = Annotated[_Divergences, BeforeValidator(one_of("divergence", _Divergences))]
 
 TEACHER = "teacher"
 """Key of TrainBatch.samples: [B] int64 index of the teacher in DistillationSection.folders; -1: none."""
@@ -28,7 +28,7 @@ class DistillationSection(Section):
     """jsd: weight the teacher by this in the mixture that both are compared with."""
     coefficient: float = Field(default=1.0, gt=0)
     """Weight the term by this."""
-    alone: bool = False
+    teachers_only: bool = False
     """Learn from the teachers only: replace the rewards' advantages by 0, and only measure rewards."""
 
     @property

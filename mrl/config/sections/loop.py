@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mrl.section import Section, named
+from mrl.section import Section, one_of
 
 SCHEDULES = Literal["on_policy", "stream"]
-Schedule = Annotated[SCHEDULES, BeforeValidator(named("schedule", SCHEDULES))]
+Schedule = Annotated[SCHEDULES, BeforeValidator(one_of("schedule", SCHEDULES))]
 
 
 class ValidationSection(Section):

@@ -26,7 +26,7 @@ class SyncSection(Section):
     deadline_seconds: float = Field(default=300.0, gt=0)
     """Wait at most this many seconds for the peer inside a weight sync, on both sides."""
 
-    def full_after(self, proved: int | None, version: int) -> bool:
+    def needs_full_verify(self, proved: int | None, version: int) -> bool:
         """Return True if the sync to `version` compares the engines with the trainer's parameters.
 
         `proved` is the last version that was compared; None after a start or a failure.

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from mrl.config.sections.training import OptimizerSection
-from mrl.section import Section, named
+from mrl.section import Section, one_of
 
 ObjectiveName = Literal[
     "sft",
@@ -56,7 +56,7 @@ class CenterSection(Section):
 class ObjectiveSection(Section):
     """Loss that a tuning step minimises; docs/design/preference.md has the formulas."""
 
-    name: Annotated[ObjectiveName, BeforeValidator(named("tune.objective", ObjectiveName))] = "sft"
+    name: Annotated[ObjectiveName, BeforeValidator(one_of("tune.objective", ObjectiveName))] = "sft"
     """Minimise the cross-entropy of demonstrations (sft), a loss over pairs of chosen and rejected responses,
     or over single labelled responses (kto); reward_model trains a scoring model instead of the policy."""
     average: Literal["tokens", "sequences"] = "tokens"
@@ -139,7 +139,7 @@ class TuneDataSection(Section):
     """Train on this file, or mix of files."""
     validation: str | None = None
     """Measure on these rows, without training on them."""
-    over_long: Literal["filter", "refuse"] = "refuse"
+    overlong: Literal["filter", "refuse"] = "refuse"
     """Leave out and count rows (whole pairs) longer than model.max_length, or end the run; never cut."""
     turns: Literal["all", "last"] = "all"
     """sft: train on every assistant message of a conversation, or only on the last."""

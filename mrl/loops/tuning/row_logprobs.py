@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from mrl.data.tune_rows import TuneRow, TuneRows, batch_of
+from mrl.data.tune_rows import TuneRow, TuneRows, build_tune_batch
 from mrl.errors import ConfigError
 from mrl.files import replace_durably
 from mrl.samples import TrainBatch
 from mrl.training.hf import base
-from mrl.training.platform.parallel import joined, run_on_rank_zero
+from mrl.training.platform.parallel import gather_entries, run_on_rank_zero
 from mrl.training.worker import MegatronWorker
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 5e-2}
@@ -66,7 +66,7 @@ def _sums(
     wanted = range(len(rows)) if numbers is None else numbers
     for start in range(0, len(wanted), batch_rows):
         chunk = list(wanted[start : start + batch_rows])
-        shard = own_share(batch_of([rows[number] for number in chunk], chunk), worker)
+        shard = own_share(build_tune_batch([rows[number] for number in chunk], chunk), worker)
         arrays = worker.forward(shard)
         if arrays is None or not shard.num_samples:  # another rank has the results
             continue
@@ -74,7 +74,7 @@ def _sums(
         sums = np.add.reduceat(values * shard.loss_mask, shard.cu_seqlens[:-1])
         for group, value in zip(shard.group_ids, sums, strict=True):
             sums_by_row.setdefault(chunk[int(group)], []).append(value)
-    return joined({number: np.array(sums) for number, sums in sums_by_row.items()})  # type: ignore[arg-type]
+    return gather_entries({number: np.array(sums) for number, sums in sums_by_row.items()})  # type: ignore[arg-type]
 
 
 def reference_logprobs(
@@ -86,7 +86,7 @@ def reference_logprobs(
     dtype, sizes = worker.training.dtype, [len(row.responses) for row in rows.rows]
     key = hashlib.sha256(f"{weights} {rows.digest()} {dtype}".encode()).hexdigest()[:32]
     path = folder / f"{key}.f64"
-    if not all(joined({worker.place.rank: path.is_file()}).values()):  # type: ignore[arg-type]
+    if not all(gather_entries({worker.place.rank: path.is_file()}).values()):  # type: ignore[arg-type]
         logprobs = row_logprobs(worker, rows.rows, batch_rows=batch_rows)
         values = np.array([value for number in range(len(sizes)) for value in logprobs[number]])
         run_on_rank_zero(lambda: _write(path, values))
@@ -110,7 +110,7 @@ def bound_of(row: TuneRow, dtype: str) -> float:
 def weights_digest(worker: MegatronWorker, path: str) -> str:
     """Return the hex digest of a folder's weights. Collective: each rank reads its share."""
     digests = base.file_digests(path, share=worker.place.rank, shares=worker.layout.world_size)
-    return base.combined_digest(joined(digests))
+    return base.combined_digest(gather_entries(digests))
 
 
 def _write(path: Path, values: np.ndarray) -> None:

@@ -15,7 +15,7 @@ CHECKPOINTS = "checkpoints"
 """Name of the checkpoints' folder in the tuning's folder."""
 
 
-def require_same_tuning(
+def require_resumable_tuning(
     checkpoints: Path, state: Mapping[str, Any], config: Config, section: TuneSection, training: TuneRows
 ) -> None:
     """Raise ConfigError unless a tuning can resume from `state`. The manifest covers the starting model."""

@@ -21,7 +21,14 @@ from mrl.algorithms.preference import PreferenceObjective, Side, pair_loss_of
 from mrl.algorithms.reward_model_objective import RewardModelObjective
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
-from mrl.data.tune_rows import TuneRow, TuneRows, batch_of, mismatched, rows_of_step, steps_of
+from mrl.data.tune_rows import (
+    TuneRow,
+    TuneRows,
+    build_tune_batch,
+    mismatched_rows,
+    num_steps,
+    step_row_numbers,
+)
 from mrl.errors import ConfigError, NumericError
 from mrl.files import replace_durably
 from mrl.loops.tuning.figures import (
@@ -41,7 +48,7 @@ from mrl.loops.tuning.row_logprobs import (
     row_scores,
     weights_digest,
 )
-from mrl.loops.tuning.same_tuning import CHECKPOINTS, about, require_same_tuning
+from mrl.loops.tuning.same_tuning import CHECKPOINTS, about, require_resumable_tuning
 from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.training.checkpoint import checkpoint_folder
 from mrl.training.hf import base
@@ -74,12 +81,12 @@ class Tuner:
         self._objective = _objective_of(section)
         compares = section.objective.takes_pairs and not section.objective.is_reward_model
         self._pair_loss = pair_loss_of(section.objective) if compares else None
-        self.num_steps = steps_of(section, len(training.rows))
+        self.num_steps = num_steps(section, len(training.rows))
         self._step, self._best = 0, float("-inf")
         self._last_saved = 0
         self._log = MetricsLog(folder / "metrics.jsonl")
         kto = section.objective.name == "kto"
-        apart = mismatched(training.rows, max_length=config.model.max_length) if kto else ()
+        apart = mismatched_rows(training.rows, max_length=config.model.max_length) if kto else ()
         self._apart = TuneRows(apart, None, "")
         self._ref, self._val_ref, self._apart_ref = self._reference()
 
@@ -125,7 +132,7 @@ class Tuner:
     def _resume(self) -> None:
         _, state = checkpoint_folder.take_latest(self._checkpoints, self._worker.load_checkpoint)
         if state is not None:
-            require_same_tuning(self._checkpoints, state, self._config, self._section, self._training)
+            require_resumable_tuning(self._checkpoints, state, self._config, self._section, self._training)
             self._step, self._best = state["step"], state["best"]
             self._last_saved = self._step
             self._tell(f"resuming after step {self._step}")
@@ -140,9 +147,9 @@ class Tuner:
     def _next_step(self) -> dict[str, float]:
         self._step += 1
         section, seed = self._section, self._config.run.seed
-        numbers = rows_of_step(self._training, section, step=self._step, seed=seed)
+        numbers = step_row_numbers(self._training, section, step=self._step, seed=seed)
         rows = [self._training.rows[number] for number in numbers]
-        batch = batch_of(rows, numbers.tolist(), self._ref)
+        batch = build_tune_batch(rows, numbers.tolist(), self._ref)
         side = batch.samples["side"]
         denominators: dict[str, Any] = {
             "num_tokens": float(batch.loss_mask.sum()),
@@ -273,14 +280,14 @@ class Tuner:
     def adapters(self) -> dict[str, Any] | None:
         """Return what an export must know of adapters; None if all weights are trained."""
         lora, path = self._worker.training.lora, self._config.model.path
-        return None if lora is None else base.about_adapters(lora, path, weights_digest(self._worker, path))
+        return None if lora is None else base.adapter_identity(lora, path, weights_digest(self._worker, path))
 
     def _save(self) -> None:
         if not self._step:
             return  # the start is model.path itself
         path = self._checkpoints / checkpoint_folder.name_of(self._step)
         if self._step != self._last_saved:
-            run_on_rank_zero(lambda: checkpoint_folder.set_aside_from(path))
+            run_on_rank_zero(lambda: checkpoint_folder.rename_rejected_from(path))
             same = about(self._config, self._section, self._training)
             self._worker.save_checkpoint(path, {"step": self._step, "best": self._best, "about": same})
             self._last_saved = self._step

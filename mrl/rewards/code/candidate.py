@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 
 from mrl.errors import RewardError
 from mrl.processes.framing import BadReply, FrameBuffer, frame, parse_reply
-from mrl.processes.own_time import Allowance, OwnTime
+from mrl.processes.own_time import Allowance, OwnTimeClock
 from mrl.rewards.code.code_rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
-from mrl.rewards.code.sandbox import Boundary, BoundaryRun
+from mrl.rewards.code.sandbox import Sandbox, SandboxRun
 
 _READY_SECONDS = 30.0
 _LAST_SECONDS = 2.0
@@ -33,13 +33,13 @@ _SIGSYS_STATUS = 128 + 31
 class CandidateProcess:
     """Sandboxed process that runs a program. Use it as a context manager."""
 
-    def __init__(self, boundary: Boundary, rules: CodeRules, allowance: Allowance) -> None:
+    def __init__(self, boundary: Sandbox, rules: CodeRules, allowance: Allowance) -> None:
         """Start the sandbox. The end of the `with` block subtracts the used own time from the allowance."""
         self._boundary = boundary
         self._rules = rules
         self._allowance = allowance
         self._seconds = min(allowance.left, rules.seconds)
-        self._run = BoundaryRun(boundary, rules)
+        self._run = SandboxRun(boundary, rules)
         process = self._run.process
         assert process.stdin and process.stdout and process.stderr
         self._stdin, self._stdout, self._stderr = (
@@ -110,7 +110,7 @@ class CandidateProcess:
 
     def _begin(self) -> None:
         """Start counting time and CPU use."""
-        self._time, self._cpu_before = OwnTime(self._run.process.pid), self._run.cpu_seconds()
+        self._time, self._cpu_before = OwnTimeClock(self._run.process.pid), self._run.cpu_seconds()
 
     def _setup(self, program: str, entry_point: str | None) -> dict[str, Any]:
         self._begin()

@@ -72,7 +72,7 @@ def make_cgroup(*, memory_bytes: int, processes: int) -> Cgroup | None:
         return None
 
 
-def remove_of(owner: int, *, deadline_seconds: float = 0.5) -> None:
+def kill_owned_by(owner: int, *, deadline_seconds: float = 0.5) -> None:
     """Kill the processes in a dead owner's groups and remove these; `remove_empty_cgroups` gets the rest."""
     folders = [folder for parent, _ in _settings(0, 0) for folder in parent.glob(f"mrl-{owner}-*")]
     if folders and not Path(f"/proc/{owner}").exists():

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from mrl.processes.own_time import Allowance
 from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.code_rules import CodeRules
-from mrl.rewards.code.exam import Exam, completed
-from mrl.rewards.code.examiner import examine
+from mrl.rewards.code.exam import TestRun, completed
+from mrl.rewards.code.examiner import run_in_process
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.output import same_output
 from mrl.rewards.code.program import program_in
-from mrl.rewards.code.sandbox import find_boundary
+from mrl.rewards.code.sandbox import find_sandbox
 from mrl.rewards.code.tasks import Case, CodeTask
 from mrl.rewards.contract import RewardRequest, rejected, scored
 from mrl.samples import Verdict
@@ -78,11 +78,11 @@ class _Run:
     def session(self) -> CandidateProcess:
         if self.allowance.left <= 0:
             raise CandidateEnded(Outcome.TIME_LIMIT, "all its processes together")
-        return CandidateProcess(find_boundary(), self.rules, self.allowance)
+        return CandidateProcess(find_sandbox(), self.rules, self.allowance)
 
     def asserts(self) -> Verdict:
         """Run the data set's own test."""
-        _, outcome, reason = self._examined(Exam(self.task))
+        _, outcome, reason = self._examined(TestRun(self.task))
         return _verdict(outcome, reason, float(outcome is Outcome.ACCEPTED))
 
     def cases(self) -> Verdict:
@@ -107,7 +107,7 @@ class _Run:
         """Run cases in one fresh process; return (cases passed, outcome and reason of the first failure)."""
         if self.task.entry_point:
             return self._examined(
-                Exam(dataclasses.replace(self.task, cases=tuple(cases)), self.rules.partial)
+                TestRun(dataclasses.replace(self.task, cases=tuple(cases)), self.rules.partial)
             )
         try:
             with self.session() as session:
@@ -115,12 +115,12 @@ class _Run:
         except CandidateEnded as ended:
             return 0, ended.outcome, ended.reason
 
-    def _examined(self, exam: Exam) -> tuple[int, Outcome, str]:
+    def _examined(self, exam: TestRun) -> tuple[int, Outcome, str]:
         """Run a test run on one fresh process; return (cases passed, outcome, reason)."""
         try:
             with self.session() as session:
                 session.load(self.source, self.task.entry_point or "")
-                return examine(exam, session, self.rules, self.allowance)
+                return run_in_process(exam, session, self.rules, self.allowance)
         except CandidateEnded as ended:
             return 0, ended.outcome, ended.reason
 
@@ -142,7 +142,7 @@ class CodeVerifier:
 
     def __init__(self, rules: CodeRules) -> None:
         self._rules = rules
-        find_boundary()  # fail at start-up, not at the first sample
+        find_sandbox()  # fail at start-up, not at the first sample
 
     async def score(self, request: RewardRequest) -> Verdict:
         program = program_in(request.visible, request.ground_truth)

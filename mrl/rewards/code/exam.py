@@ -69,7 +69,7 @@ class Channel:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Exam:
+class TestRun:
     """Test run of one process of a candidate."""
 
     task: CodeTask
@@ -77,7 +77,7 @@ class Exam:
     partial: bool = False
     """Continue after a failed case."""
 
-    def sit(self, candidate: Channel) -> NoReturn:
+    def run(self, candidate: Channel) -> NoReturn:
         """Run the test or the cases and send the result."""
         if self.task.test:
             _test(self.task, candidate)
@@ -96,7 +96,7 @@ class Raised(Exception):
         self.text = str(answer.get("text") or "")
 
 
-def _cases(exam: Exam, candidate: Channel) -> NoReturn:
+def _cases(exam: TestRun, candidate: Channel) -> NoReturn:
     first: tuple[Outcome, str] | None = None
     for case in exam.task.cases:
         fault = _fault(case, exam.task, candidate)

@@ -13,17 +13,17 @@ from typing import Any, NoReturn
 
 from mrl.errors import RewardError
 from mrl.processes.forked_child import ForkedChild
-from mrl.processes.own_time import Allowance, OwnTime
+from mrl.processes.own_time import Allowance, OwnTimeClock
 from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.code_rules import CodeRules
-from mrl.rewards.code.exam import MAX_QUESTION_BYTES, Channel, Exam
+from mrl.rewards.code.exam import MAX_QUESTION_BYTES, Channel, TestRun
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 
 _TEST = "the test of what was returned"
 
 
-def examine(
-    exam: Exam, session: CandidateProcess, rules: CodeRules, allowance: Allowance
+def run_in_process(
+    exam: TestRun, session: CandidateProcess, rules: CodeRules, allowance: Allowance
 ) -> tuple[int, Outcome, str]:
     """Execute a test run in its own process.
 
@@ -57,7 +57,7 @@ def examine(
 class _TestRun:
     """Test run in progress. The `with` block ends its process and subtracts its time from the allowance."""
 
-    def __init__(self, exam: Exam, rules: CodeRules, allowance: Allowance) -> None:
+    def __init__(self, exam: TestRun, rules: CodeRules, allowance: Allowance) -> None:
         self._allowance = allowance
         self._seconds = min(rules.seconds, allowance.left)
         self._num_answers = 0
@@ -65,7 +65,7 @@ class _TestRun:
 
     def __enter__(self) -> _TestRun:
         self._child = ForkedChild(self._run, limit=2 * MAX_QUESTION_BYTES)
-        self._own = OwnTime(self._child.pid, limit=self._seconds)
+        self._own = OwnTimeClock(self._child.pid, limit=self._seconds)
         self._has_ended = False
         return self
 
@@ -121,7 +121,7 @@ class _TestRun:
             channel = Channel(answers, questions)
             try:
                 _limit(self._rules.memory_mib * 2**20, math.ceil(self._seconds) + 1)
-                self._exam.sit(channel)
+                self._exam.run(channel)
             except MemoryError:
                 channel.conclude(Outcome.MEMORY_LIMIT, "in the comparison, with the returned values")
             except BaseException:

@@ -51,7 +51,7 @@ def _framed(text: str) -> str:
     return frames[-1].strip() + "\n" if frames and has_code[0] == has_code[1] else text
 
 
-def reading_of(text: str, task: CodeTask) -> dict[str, str]:
+def describe_program(text: str, task: CodeTask) -> dict[str, str]:
     """Return the program in a visible text and its entry point, for people."""
     return {"program": program_in(text, task) or "none", "entry point": task.entry_point or "standard input"}
 

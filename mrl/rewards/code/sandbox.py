@@ -47,7 +47,7 @@ _PROBLEM_BYTES = 500
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Boundary:
+class Sandbox:
     """Sandbox features of this machine; detected once per process."""
 
     bwrap: str
@@ -99,7 +99,7 @@ class Boundary:
 
 
 @functools.lru_cache(maxsize=1)
-def find_boundary() -> Boundary:
+def find_sandbox() -> Sandbox:
     """Return the sandbox of this machine; raise RewardError with what is missing if there is none."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
@@ -124,7 +124,7 @@ def find_boundary() -> Boundary:
     )
 
 
-def _candidates(bwrap: str, *, has_cgroup: bool) -> list[Boundary]:
+def _candidates(bwrap: str, *, has_cgroup: bool) -> list[Sandbox]:
     own_python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     pythons = [
         own_python,
@@ -135,16 +135,16 @@ def _candidates(bwrap: str, *, has_cgroup: bool) -> list[Boundary]:
     if os.geteuid() == 0 and has_cgroup:
         users.append((pythons[0], False))
     return [
-        Boundary(bwrap, python, has_cgroup, own_uid=own_uid, has_scratch=has_scratch)
+        Sandbox(bwrap, python, has_cgroup, own_uid=own_uid, has_scratch=has_scratch)
         for has_scratch in (True, False)
         for python, own_uid in users
     ]
 
 
-def _trial(boundary: Boundary) -> str:
+def _trial(boundary: Sandbox) -> str:
     """Return why a boundary does not work, or "" if it does."""
     try:
-        run = BoundaryRun(boundary, CodeRules())
+        run = SandboxRun(boundary, CodeRules())
     except OSError as error:
         return str(error)
     with run:
@@ -157,10 +157,10 @@ def _trial(boundary: Boundary) -> str:
         return ascii(errors.decode("utf-8", "replace").strip()[-200:]) or "no answer"
 
 
-class BoundaryRun:
+class SandboxRun:
     """Process tree inside the boundary; leaving the `with` block ends all of it."""
 
-    def __init__(self, boundary: Boundary, rules: CodeRules) -> None:
+    def __init__(self, boundary: Sandbox, rules: CodeRules) -> None:
         self._cgroup = (
             cgroup.make_cgroup(memory_bytes=rules.memory_mib * _MIB + 32 * _MIB, processes=PROCESSES + 3)
             if boundary.has_cgroup
@@ -214,7 +214,7 @@ class BoundaryRun:
         self.end = os.pidfd_open(self.process.pid)
         """Readable once the sandbox has ended."""
 
-    def __enter__(self) -> BoundaryRun:
+    def __enter__(self) -> SandboxRun:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -290,7 +290,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _preparation(
-    boundary: Boundary, group: cgroup.Cgroup | None, rules: CodeRules, problem: int
+    boundary: Sandbox, group: cgroup.Cgroup | None, rules: CodeRules, problem: int
 ) -> Callable[[], None]:
     """Return what the new process runs before it becomes bubblewrap: join the cgroup, change user, mount. It
     writes its error to the descriptor `problem`, because Popen reports only that one happened."""
@@ -327,7 +327,7 @@ def _preparation(
 
 
 def _command(
-    boundary: Boundary, rules: CodeRules, requests: int, replies: int, filter_fd: int, runner_fd: int
+    boundary: Sandbox, rules: CodeRules, requests: int, replies: int, filter_fd: int, runner_fd: int
 ) -> list[str]:
     roots = [part for path in _system_folders() for part in ("--ro-bind", path, path)]
     for name in ("bin", "lib", "lib64", "sbin"):
@@ -379,7 +379,7 @@ def _python_files(python: str) -> list[str]:
     return [str(path) for path in files if path.exists()]
 
 
-def _writable(boundary: Boundary, rules: CodeRules) -> list[str]:
+def _writable(boundary: Sandbox, rules: CodeRules) -> list[str]:
     """Return the mounts of /tmp and /dev/shm: bounded in inodes or by the cgroup, else read-only."""
     if boundary.has_scratch:
         return ["--bind", TMP, "/tmp", "--bind", SHM, "/dev/shm"]

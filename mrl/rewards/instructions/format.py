@@ -69,19 +69,19 @@ def _answer_fault(visible: str) -> str:
     return f"{len(answers)} different final answers" if answers else "no final answer"
 
 
-def format_verifier(rules: FormatRules) -> ShapeVerifier:
+def format_verifier(rules: FormatRules) -> TextVerifier:
     """Return a verifier that uses `verify_format` on the response and any thought that the prompt opened."""
-    return ShapeVerifier(
+    return TextVerifier(
         "format", lambda request: verify_format(with_opened_thought(request.response, request.prompt), rules)
     )
 
 
-def repetition_verifier(rules: RepetitionRules) -> ShapeVerifier:
+def repetition_verifier(rules: RepetitionRules) -> TextVerifier:
     """Return a verifier that uses `verify_repetition`."""
-    return ShapeVerifier("repetition", lambda request: verify_repetition(request.response, rules))
+    return TextVerifier("repetition", lambda request: verify_repetition(request.response, rules))
 
 
-class ShapeVerifier:
+class TextVerifier:
     """Verifier that looks at a response's text only."""
 
     version = "2"

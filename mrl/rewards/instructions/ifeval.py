@@ -113,7 +113,7 @@ _SCRIPTS = {
 """Languages (ISO 639-1) whose script no other language of IFEval uses."""
 
 
-def checks_of(raw: Mapping[str, Any], *, place: str) -> list[dict[str, Any]] | None:
+def convert_checks(raw: Mapping[str, Any], *, place: str) -> list[dict[str, Any]] | None:
     """Return a row's checks; None if the row has neither form. Raises DataError for unknown names."""
     names = raw.get("instruction_id_list")
     if names is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from mrl.errors import DataError
 from mrl.rewards.contract import RewardRequest, rejected, scored
 from mrl.rewards.instructions.checks import CHECKS, arguments_error
-from mrl.rewards.instructions.ifeval import checks_of
+from mrl.rewards.instructions.ifeval import convert_checks
 from mrl.rewards.instructions.instruction_rules import InstructionRules
 from mrl.rewards.instructions.plain_text import VisibleResponse, plain_text
 from mrl.rewards.visible import visible_text
@@ -38,7 +38,7 @@ def parse_checks(raw: Any, *, place: str) -> tuple[Check, ...]:
     if isinstance(raw, str) and raw[:1] in ("[", "{"):
         raw = _parsed(raw, place)
     if isinstance(raw, dict):
-        raw = checks_of(raw, place=place) or [raw]
+        raw = convert_checks(raw, place=place) or [raw]
     if not isinstance(raw, list) or not raw:
         raise DataError(
             f"{place}: the answer of an instruction row must be a list of checks, not {str(raw)[:80]!r}"

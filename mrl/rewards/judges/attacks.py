@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mrl.errors import DataError
 
-OURS = Path(__file__).with_name("attacks.jsonl")
+BUILTIN_ATTACKS = Path(__file__).with_name("attacks.jsonl")
 _PLACE = re.compile(r"\{(wrong|question|choice|guess)\}")
 GUESS = "0123456789abcdef"
 
@@ -21,7 +21,7 @@ GUESS = "0123456789abcdef"
 def read_attacks(*files: Path) -> dict[str, str]:
     """Return id -> text of our attacks, then of `files`. Raises DataError naming a malformed line."""
     attacks: dict[str, str] = {}
-    for file in (OURS, *files):
+    for file in (BUILTIN_ATTACKS, *files):
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             try:
                 row = json.loads(line)
@@ -31,6 +31,6 @@ def read_attacks(*files: Path) -> dict[str, str]:
     return attacks
 
 
-def attacked(text: str, values: Mapping[str, str]) -> str:
+def fill_attack(text: str, values: Mapping[str, str]) -> str:
     """Return the attack's text with its placeholders filled."""
     return _PLACE.sub(lambda match: values.get(match[1], ""), text)

@@ -75,7 +75,7 @@ class Endpoint:
         return cls(part.path or "", part.server, socket=socket, **limits)
 
     @staticmethod
-    def who(part: RewardPart) -> Any:
+    def identity(part: RewardPart) -> Any:
         """Return the server's identity for a digest: its address, or the digest of a server of this run."""
         return part.served.answers if part.served else part.path
 

@@ -19,7 +19,7 @@ from mrl.rewards.contract import NoVerdict
 from mrl.rewards.reward_part import ServerSection
 
 FILE, SECRET, DATE = "judged.jsonl", "secret", "date"
-MOST = 1 << 21
+MAX_CACHED_VERDICTS = 1 << 21
 """Verdicts kept in memory, about 256 bytes each of a process's 2 GiB; above it the older half is dropped."""
 
 
@@ -48,7 +48,7 @@ class JudgeCache:
         """Return the cached value of a question; None if there is none."""
         return self._values.get(key)
 
-    def note(self, tokens: int, key: str | None = None, value: float | None = None) -> None:
+    def record(self, tokens: int, key: str | None = None, value: float | None = None) -> None:
         """Record an answered call, with the question's key and value if the reply contained a verdict."""
         line: dict[str, Any] = {"judge": self._judge, "tokens": tokens}
         if key is not None:
@@ -76,8 +76,8 @@ class JudgeCache:
         self.tokens += int(line.get("tokens", 0))
         if "key" in line:
             self._values[line["key"]] = float(line["value"])
-            if len(self._values) > MOST:
-                self._values = dict(itertools.islice(self._values.items(), MOST // 2, None))
+            if len(self._values) > MAX_CACHED_VERDICTS:
+                self._values = dict(itertools.islice(self._values.items(), MAX_CACHED_VERDICTS // 2, None))
 
 
 def _line(text: bytes) -> dict[str, Any]:

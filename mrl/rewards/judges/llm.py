@@ -18,13 +18,13 @@ from mrl.rewards.judges.judge_cache import JudgeCache, check_budget, json_digest
 from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.judges.question import (
     Question,
-    ask,
-    question_of,
+    build_question,
+    prompt_text,
     read_choice,
     read_line,
     template_of,
 )
-from mrl.rewards.judges.untrusted import ControlStrings, fault_of
+from mrl.rewards.judges.untrusted import ControlStrings, rejection_reason
 from mrl.rewards.reward_part import RewardPart, ServerSection
 from mrl.samples import Verdict
 
@@ -39,7 +39,7 @@ _OF_THE_VERDICT = (
     "body",
 )
 """Rules that a verdict depends on, besides the template and the control tokens."""
-ASKS = 2
+MAX_REPLIES = 2
 """Replies requested until one has a verdict: first at temperature 0, then at 0.7 with another seed."""
 
 
@@ -51,14 +51,14 @@ class LlmVerifier:
 
     def __init__(self, part: RewardPart, rules: LlmRules, folder: Path | None) -> None:
         self._part, self._rules = part, rules
-        self._questions = Questions(rules, part.server)
-        self.version = self._questions.judge(Endpoint.who(part))
+        self._questions = QuestionBuilder(rules, part.server)
+        self.version = self._questions.judge(Endpoint.identity(part))
         self._ledger = JudgeCache(folder, self.version)
         self._endpoint = Endpoint.of(part)
 
     async def score(self, request: RewardRequest) -> Verdict:
         reference = str(request.ground_truth) if self._rules.reference else ""
-        if fault := fault_of(request.visible, question_of(request), reference):
+        if fault := rejection_reason(request.visible, prompt_text(request), reference):
             return rejected(fault, min_reward=self._part.min_reward)
         question = self._questions.about(request, self._nonce(request.sample_id))
         value = await self._value(question)
@@ -69,19 +69,19 @@ class LlmVerifier:
         if (cached := ledger.find(key)) is not None:
             return cached
         fault: RewardError | None = None
-        for number in range(ASKS):
+        for number in range(MAX_REPLIES):
             check_budget(self._part.server, ledger)
             reply = await self._endpoint.post("/chat/completions", self._body(question, number))
             tokens = _tokens(reply)
             try:
                 value = self._read(reply, question)
             except RewardError as error:
-                ledger.note(tokens)
+                ledger.record(tokens)
                 fault = error
                 continue
-            ledger.note(tokens, key, value)
+            ledger.record(tokens, key, value)
             return value
-        raise RewardError(f"{fault} ({ASKS} replies)") from fault
+        raise RewardError(f"{fault} ({MAX_REPLIES} replies)") from fault
 
     def _body(self, question: Question, number: int) -> dict[str, Any]:
         rules = self._rules
@@ -112,7 +112,7 @@ class LlmVerifier:
         return hashlib.sha256(f"{self._ledger.secret}\0{sample_id}".encode()).hexdigest()[:16]
 
 
-class Questions:
+class QuestionBuilder:
     """Builder of the questions to a judge."""
 
     def __init__(self, rules: LlmRules, server: ServerSection) -> None:
@@ -128,20 +128,20 @@ class Questions:
 
     def about(self, request: RewardRequest, nonce: str) -> Question:
         """Build the question about a response."""
-        return ask(
+        return build_question(
             self.template,
             self._rules,
             self._controls,
-            question=question_of(request),
+            question=prompt_text(request),
             reference=str(request.ground_truth) if self._rules.reference else "",
             response=request.visible,
             nonce=nonce,
         )
 
 
-def shown(rules: LlmRules, server: ServerSection, request: RewardRequest) -> str:
+def question_preview(rules: LlmRules, server: ServerSection, request: RewardRequest) -> str:
     """Return the text of the question about a response, with a dummy nonce."""
-    return Questions(rules, server).about(request, GUESS).text
+    return QuestionBuilder(rules, server).about(request, GUESS).text
 
 
 def _tokens(reply: dict[str, Any]) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.contract import RewardRequest
 from mrl.rewards.judges.judge_rules import LlmRules
-from mrl.rewards.judges.untrusted import ControlStrings, end_of, fenced
+from mrl.rewards.judges.untrusted import ControlStrings, fenced, tail
 
 MAX_CHARS = 20_000
 """The judge sees the last characters of a longer response."""
@@ -73,7 +73,7 @@ def template_of(rules: LlmRules) -> str:
     return text
 
 
-def question_of(request: RewardRequest) -> str:
+def prompt_text(request: RewardRequest) -> str:
     """Return the prompt as text: its messages if it has any, else the prompt itself."""
     if not request.messages:
         return request.prompt
@@ -83,7 +83,7 @@ def question_of(request: RewardRequest) -> str:
     return texts[0][1] if len(texts) == 1 else "\n\n".join(f"{role}: {text}" for role, text in texts)
 
 
-def ask(
+def build_question(
     template: str,
     rules: LlmRules,
     controls: ControlStrings,
@@ -94,7 +94,7 @@ def ask(
     nonce: str,
 ) -> Question:
     """Build the question: fill the template with the defused, fenced texts and append the verdict's form."""
-    texts = {"prompt": question, "reference": reference, "response": end_of(response, MAX_CHARS)}
+    texts = {"prompt": question, "reference": reference, "response": tail(response, MAX_CHARS)}
     defused = {name: controls.defuse(text) for name, text in texts.items()}
     text = _PLACE.sub(lambda match: fenced(defused[match[1]][0], nonce), template)
     return Question(f"{text}\n\n{_form(rules.choices, rules.verdict, nonce)}", nonce, defused["response"][1])
@@ -125,7 +125,7 @@ def read_line(reply: Mapping[str, Any], choices: Mapping[str, float], nonce: str
     raise RewardError(f"the judge's last line is not a verdict: {''.join(last)[:80]!r}")
 
 
-LEAST_MASS = 0.5
+MIN_CHOICE_PROBABILITY = 0.5
 """Minimum probability that a judge's first token is one of the choices; below it there is no value."""
 
 
@@ -140,7 +140,7 @@ def read_choice(reply: Mapping[str, Any], choices: Mapping[str, float]) -> float
     values = {choice.strip().casefold(): value for choice, value in choices.items()}
     masses = [(math.exp(min(logprob, 1.0)), values[token]) for token, logprob in tokens if token in values]
     mass = sum(p for p, _ in masses)
-    if not LEAST_MASS <= mass <= 1.001:
+    if not MIN_CHOICE_PROBABILITY <= mass <= 1.001:
         raise RewardError(f"the judge's first token is a choice with probability {mass:.3g}")
     return sum(p * value for p, value in masses) / mass
 

@@ -38,7 +38,7 @@ class RewardModelVerifier:
         folder: Path | None,
     ) -> None:
         self._server, self._conversation = part.server, conversation
-        identity = ("reward_model", Endpoint.who(part), part.server.model, conversation.version)
+        identity = ("reward_model", Endpoint.identity(part), part.server.model, conversation.version)
         self.version = json_digest(*identity)[:12]
         self._ledger = JudgeCache(folder, self.version)
         self._endpoint = Endpoint.of(part)
@@ -50,7 +50,7 @@ class RewardModelVerifier:
 
     async def _score(self, request: RewardRequest, ids: list[int]) -> float:
         """Return the cached score of the request's messages, or the server's score of `ids`."""
-        key = json_digest(self._conversation.said(request))
+        key = json_digest(self._conversation.messages(request))
         if (cached := self._ledger.find(key)) is not None:
             return cached
         check_budget(self._server, self._ledger)
@@ -58,7 +58,7 @@ class RewardModelVerifier:
         if self._server.model:
             body["model"] = self._server.model
         score = _read_score(await self._endpoint.post("/classify", body))
-        self._ledger.note(len(ids), key, score)
+        self._ledger.record(len(ids), key, score)
         return score
 
 
@@ -89,17 +89,17 @@ class ConversationEncoder:
         after it is dropped.
         """
         response, control_strings = self._controls.defuse(request.response)
-        before, lead, after = self.around(request)
+        before, lead, after = self.tokens_around_response(request)
         return [*before, *self._encoded(lead + response), *after], control_strings
 
-    def around(self, request: RewardRequest) -> tuple[list[int], str, list[int]]:
+    def tokens_around_response(self, request: RewardRequest) -> tuple[list[int], str, list[int]]:
         """Return the tokens before the response, the space to encode with it, and the tokens after it."""
         if not self._template:
             prompt = self._controls.defuse(request.prompt)[0]
             return [*self._opening, *self._encoded(prompt)], "", [self._end]
-        return self._by_template([*self.said(request)[:-1], ("assistant", "")])
+        return self._by_template([*self.messages(request)[:-1], ("assistant", "")])
 
-    def said(self, request: RewardRequest) -> list[tuple[str, str]]:
+    def messages(self, request: RewardRequest) -> list[tuple[str, str]]:
         """Return (role, text) of each message as the model sees it; the last is the response."""
         chat = request.messages if self._template else ()
         messages = chat or ({"role": "user", "content": request.prompt},)

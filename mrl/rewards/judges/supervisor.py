@@ -32,7 +32,7 @@ _CLOSE_SECONDS = _HEALTH_SECONDS + _END_SECONDS + 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Job:
+class ServerJob:
     """Command of a server, and how it is supervised."""
 
     name: str
@@ -53,7 +53,7 @@ class Job:
 class ServerSupervisor:
     """Owner of a job's server: starts it, restarts it when it exits, and stops it in `close`."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ServerJob) -> None:
         self._job = job
         self.restarts = 0
         self._lost = ""

@@ -73,13 +73,13 @@ def fenced(text: str, nonce: str) -> str:
     return f"[{nonce}]\n{text}\n[/{nonce}]"
 
 
-def end_of(text: str, max_chars: int) -> str:
+def tail(text: str, max_chars: int) -> str:
     """Return the text's last `max_chars` characters, after a note on how many were left out."""
     left_out = len(text) - max_chars
     return text if left_out <= 0 else f"({left_out} characters left out)\n{text[left_out:]}"
 
 
-def fault_of(response: str, question: str, reference: str) -> str:
+def rejection_reason(response: str, question: str, reference: str) -> str:
     """Return why a response is rejected unjudged (it is empty, or only the question); "" if it is not."""
     text = " ".join(response.split())
     if not text:

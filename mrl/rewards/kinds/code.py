@@ -28,9 +28,9 @@ class Code(RewardKind):
         return parse_task(raw, place=place, rules=self.rules)
 
     def reading(self, request: RewardRequest) -> dict[str, str]:
-        from mrl.rewards.code.program import reading_of
+        from mrl.rewards.code.program import describe_program
 
-        return reading_of(request.visible, request.ground_truth)
+        return describe_program(request.visible, request.ground_truth)
 
     def verifier(self, stage: Stage) -> Verifier:
         from mrl.rewards.code.code_verifier import CodeVerifier
@@ -38,8 +38,8 @@ class Code(RewardKind):
         return CodeVerifier(self.rules)
 
     def announce(self) -> None:
-        from mrl.rewards.code.sandbox import find_boundary
+        from mrl.rewards.code.sandbox import find_sandbox
 
-        boundary = find_boundary()
+        boundary = find_sandbox()
         level = logging.INFO if boundary.has_cgroup else logging.WARNING
         _log.log(level, "code verifier: %s", boundary.describe())

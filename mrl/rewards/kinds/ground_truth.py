@@ -31,7 +31,7 @@ def parse_ground_truth(raw: Any, *, domain: str, section: RewardSection, place: 
     kinds = [reward_kind(part) for part in parts]
     if len(kinds) == 1:
         return _parse(raw, kinds[0], place)
-    shared = sum(kind.needs_ground_truth and not kind.part.is_witness for kind in kinds) <= 1
+    shared = sum(kind.needs_ground_truth and not kind.part.is_audit for kind in kinds) <= 1
     return {
         kind.part.label: _parse(
             raw if _takes_all(raw, kind, shared) else _entry(raw, kind.part, place), kind, place
@@ -43,7 +43,7 @@ def parse_ground_truth(raw: Any, *, domain: str, section: RewardSection, place: 
 def _takes_all(raw: Any, kind: RewardKind, shared: bool) -> bool:
     """Return True if the verifier takes the row's whole answer; an audit verifier prefers its own entry."""
     is_named = isinstance(raw, dict) and kind.part.label in raw
-    return not kind.needs_ground_truth or (shared and not (kind.part.is_witness and is_named))
+    return not kind.needs_ground_truth or (shared and not (kind.part.is_audit and is_named))
 
 
 def remarks(ground_truth: Any, *, domain: str, section: RewardSection) -> list[str]:
@@ -58,7 +58,7 @@ def remarks(ground_truth: Any, *, domain: str, section: RewardSection) -> list[s
     return [text for text in texts if text]
 
 
-def right_response(section: RewardSection, prompt: Prompt) -> str | None:
+def correct_response(section: RewardSection, prompt: Prompt) -> str | None:
     """Return a correct response, in the form of the first verifier that can write one; None if none can."""
     parts = section.for_domain(prompt.domain).verifiers()
     for part in parts:

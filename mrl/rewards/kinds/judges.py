@@ -64,9 +64,9 @@ class Llm(_ServedModel):
         return LlmVerifier(self.part, self.rules, self.own_folder)
 
     def reading(self, request: RewardRequest) -> dict[str, str]:
-        from mrl.rewards.judges.llm import shown
+        from mrl.rewards.judges.llm import question_preview
 
-        return {"asked": shown(self.rules, self.part.server, request)}
+        return {"asked": question_preview(self.rules, self.part.server, request)}
 
 
 class RewardModel(_ServedModel):

@@ -51,14 +51,14 @@ class RewardSpec(KindPart):
         if len(set(names)) != len(names):
             yield f"parts have duplicate names {names}; give each a different name"
         parts = self.verifiers()
-        if any(part.share < 1 and not part.is_witness for part in parts):
+        if any(part.share < 1 and not part.is_audit for part in parts):
             yield "share below 1 needs weight = 0 and no gate (audit verifier): every sample needs the others"
         if any(part.gate is not None for part in parts):
             if all(part.gate is not None for part in parts):
                 yield "gate is set on every verifier, so it holds back none; leave one verifier without gate"
             if any(part.group for part in parts):
                 yield "gate excludes group = true: a group is scored as a whole, whichever samples passed"
-        if all(part.is_witness for part in parts) and self.parts:
+        if all(part.is_audit for part in parts) and self.parts:
             yield "every verifier in parts has weight 0, so nothing gives a reward; give one another weight"
 
     def verifiers(self) -> tuple[KindPart, ...]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from mrl.rewards.maths.maths_rules import MathsRules
-from mrl.rewards.maths.numbers import Quantity, exact_number, exact_quantity, tidy
+from mrl.rewards.maths.numbers import Quantity, exact_number, exact_quantity, normalise_answer
 from mrl.rewards.visible import answer_frames, visible_text
 
 MAX_ANSWER_CHARS = 400
@@ -78,7 +78,7 @@ def marked_answers(text: str) -> list[str]:
     return _different(c for place in MARKED_PLACES for c in _candidates(text, place))
 
 
-def read_answer(text: str) -> Quantity | str:
+def comparison_key(text: str) -> Quantity | str:
     """Return a tidy answer in the form for `are_equal`: a number with its unit, or else the text without
     insignificant spaces and braces."""
     quantity = exact_quantity(text)
@@ -116,7 +116,7 @@ def _single(candidates: list[str], place: str, rules: MathsRules) -> FinalAnswer
     answers = _different(candidates) if rules.on_conflict == "wrong" else candidates
     if len(answers) > 1 and rules.on_conflict == "wrong":
         return FinalAnswer(None, f"{len(answers)} different final answers ({place})", place)
-    last = tidy(candidates[-1])
+    last = normalise_answer(candidates[-1])
     return (
         FinalAnswer(last, place=place) if last else FinalAnswer(None, f"empty final answer ({place})", place)
     )
@@ -124,11 +124,11 @@ def _single(candidates: list[str], place: str, rules: MathsRules) -> FinalAnswer
 
 def _different(candidates: Iterable[str]) -> list[str]:
     """Return the tidied answers without duplicates; of two equal ones, keep the one with a unit."""
-    texts = list(dict.fromkeys(tidy(text) for text in candidates))
+    texts = list(dict.fromkeys(normalise_answer(text) for text in candidates))
     if len(texts) < 2:
         return texts
     kept: list[tuple[Quantity | str, str]] = []
-    for answer, text in sorted(((read_answer(text), text) for text in texts), key=_has_no_unit):
+    for answer, text in sorted(((comparison_key(text), text) for text in texts), key=_has_no_unit):
         if not any(are_equal(answer, other) for other, _ in kept):
             kept.append((answer, text))
     return [text for _, text in kept]
@@ -230,7 +230,7 @@ def _whole_response(text: str) -> list[str]:
     text = text.strip()
     if not text or len(text) > MAX_ANSWER_CHARS or "\n" in text:
         return []
-    return [text] if exact_number(tidy(text)) is not None else []
+    return [text] if exact_number(normalise_answer(text)) is not None else []
 
 
 _PLACES = {

@@ -10,23 +10,23 @@ from mrl.rewards.maths.expressions import Number, Symbol, Tree, symbols
 from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.relations import (
     equations,
+    factor_sign,
     intervals,
     product,
-    ratio,
     same_equation,
     sides_difference,
     solved,
 )
 from mrl.rewards.maths.shapes import (
-    Based,
+    BasedInteger,
     Interval,
     MatrixValue,
     Relation,
     Scalar,
-    Series,
     Shape,
+    ShapeList,
+    TextShape,
     Union,
-    Words,
     base_unit_value,
 )
 from mrl.rewards.maths.units import DEGREE
@@ -36,20 +36,20 @@ _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 MAX_ITEMS = 64
 
 
-def equal(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
+def shapes_are_equal(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
     """Return True if an answer equals the ground truth."""
     if _solutions(answer, ground_truth, rules):
         return True
-    if isinstance(ground_truth, Based):
+    if isinstance(ground_truth, BasedInteger):
         return _in_base(answer, ground_truth)
-    if isinstance(answer, Based) and isinstance(ground_truth, Scalar):
+    if isinstance(answer, BasedInteger) and isinstance(ground_truth, Scalar):
         return scalars.same_scalar(Number(Fraction(answer.value)), ground_truth.tree, rules)
     if type(answer) is not type(ground_truth):
         return False
     return _LIKE[type(ground_truth)](answer, ground_truth, rules)
 
 
-def _words(answer: Words, ground_truth: Words, rules: MathsRules) -> bool:
+def _words(answer: TextShape, ground_truth: TextShape, rules: MathsRules) -> bool:
     return answer.text == ground_truth.text
 
 
@@ -65,14 +65,14 @@ def _scalar(answer: Scalar, ground_truth: Scalar, rules: MathsRules) -> bool:
     return in_degrees and scalars.same_scalar(base_unit_value(answer), ground_truth.tree, rules)
 
 
-def _in_base(answer: Shape, ground_truth: Based) -> bool:
+def _in_base(answer: Shape, ground_truth: BasedInteger) -> bool:
     """Compare digits in the ground truth's base, stated or not; another base only repeats the question."""
-    if isinstance(answer, Based):
+    if isinstance(answer, BasedInteger):
         return answer == ground_truth
     digits = ""
     if isinstance(answer, Scalar) and isinstance(answer.tree, Number) and not answer.unit:
         digits = answer.tree.numeral
-    if isinstance(answer, Words):
+    if isinstance(answer, TextShape):
         digits = answer.text
     try:
         return digits.isalnum() and int(digits, ground_truth.base) == ground_truth.value
@@ -80,21 +80,21 @@ def _in_base(answer: Shape, ground_truth: Based) -> bool:
         return False
 
 
-def _series(answer: Series, ground_truth: Series, rules: MathsRules) -> bool:
+def _series(answer: ShapeList, ground_truth: ShapeList, rules: MathsRules) -> bool:
     if len(answer.items) != len(ground_truth.items) or len(answer.items) > MAX_ITEMS:
         return False
     if answer.brackets in ("", "{") and ground_truth.brackets in ("", "{"):
         return _matched(answer.items, ground_truth.items, rules)
     if answer.brackets != ground_truth.brackets:
         return False
-    return all(equal(a, g, rules) for a, g in zip(answer.items, ground_truth.items, strict=True))
+    return all(shapes_are_equal(a, g, rules) for a, g in zip(answer.items, ground_truth.items, strict=True))
 
 
 def _matched(answers: Sequence[Shape], ground_truths: Sequence[Shape], rules: MathsRules) -> bool:
     """Compare multisets: every ground truth matches a different answer."""
     remaining = list(answers)
     for ground_truth in ground_truths:
-        match = next((answer for answer in remaining if equal(answer, ground_truth, rules)), None)
+        match = next((answer for answer in remaining if shapes_are_equal(answer, ground_truth, rules)), None)
         if match is None:
             return False
         remaining.remove(match)
@@ -143,20 +143,20 @@ def _same_kind(left: Tree, left_sign: str, right: Tree, right_sign: str) -> bool
         return left_sign == right_sign and same_equation(left, right)
     if right_sign == "in" or left_sign in ("in", "=", "!="):
         return False
-    factor = ratio(left, right)
+    factor = factor_sign(left, right)
     return factor is not None and (left_sign if factor > 0 else _FLIPPED[left_sign]) == right_sign
 
 
 def _side_by_side(answer: Relation, ground_truth: Relation, rules: MathsRules) -> bool:
     if answer.signs != ground_truth.signs:
         return False
-    return all(equal(a, g, rules) for a, g in zip(answer.sides, ground_truth.sides, strict=True))
+    return all(shapes_are_equal(a, g, rules) for a, g in zip(answer.sides, ground_truth.sides, strict=True))
 
 
 def _solutions(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
     """Compare different shapes with the same solutions: a value and x = value; x = 1 or x = -1 and x^2 = 1;
     x in (1, 2), the interval alone, and 1 < x < 2."""
-    if not isinstance(answer, Relation | Series) and not isinstance(ground_truth, Relation | Series):
+    if not isinstance(answer, Relation | ShapeList) and not isinstance(ground_truth, Relation | ShapeList):
         return False
     left, right = _spelled(answer), _spelled(ground_truth)
     if left and right and len(left) == len(right) and _matched(left, right, rules):
@@ -164,7 +164,7 @@ def _solutions(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
     if isinstance(answer, Relation) != isinstance(ground_truth, Relation):
         value, expected = stated_value(answer), stated_value(ground_truth)
         if value or expected:
-            return equal(value or answer, expected or ground_truth, rules)
+            return shapes_are_equal(value or answer, expected or ground_truth, rules)
     return _same_intervals(answer, ground_truth, rules) or _same_roots(answer, ground_truth)
 
 
@@ -176,7 +176,7 @@ def stated_value(shape: Shape) -> Shape | None:
     variable, value = shape.sides
     names = [tree.name for tree in _trees(variable) if isinstance(tree, Symbol)]
     if shape.signs == ("in",):
-        return value if names and isinstance(value, Series) and value.brackets == "{" else None
+        return value if names and isinstance(value, ShapeList) and value.brackets == "{" else None
     if len(names) > 1 and names == sorted(names):
         return value if len(_trees(value)) == len(names) and not _is_relation(value, names) else None
     if not (isinstance(variable, Scalar) and isinstance(variable.tree, Symbol)):
@@ -193,14 +193,14 @@ def _trees(shape: Shape) -> list[Tree]:
     """Return the expressions of a tuple or scalar without units; empty for anything else."""
     if isinstance(shape, Interval):
         return [shape.low, shape.high] if shape.closed == (False, False) else []
-    items = shape.items if isinstance(shape, Series) and shape.brackets == "(" else (shape,)
+    items = shape.items if isinstance(shape, ShapeList) and shape.brackets == "(" else (shape,)
     trees = [item.tree for item in items if isinstance(item, Scalar) and not item.unit]
     return trees if len(trees) == len(items) else []
 
 
 def _spelled(shape: Shape) -> list[Shape]:
     """Return the relations x = 1 and y = 2 for (x, y) = (1, 2) and x = 1, y = 2; empty for anything else."""
-    if isinstance(shape, Series) and not shape.brackets and shape.joined != "or":
+    if isinstance(shape, ShapeList) and not shape.brackets and shape.joined != "or":
         relations = [item for item in shape.items if isinstance(item, Relation) and item.signs == ("=",)]
         return list(relations) if len(relations) == len(shape.items) else []
     if not isinstance(shape, Relation) or shape.signs != ("=",):
@@ -239,14 +239,14 @@ def shape_has_value(shape: Shape) -> bool:
         return all(scalars.has_value(entry) for entry in _entries(shape))
     if isinstance(shape, Interval):
         return scalars.has_value(shape.low) and scalars.has_value(shape.high)
-    inner = {Series: "items", Union: "parts", Relation: "sides"}.get(type(shape), "")
+    inner = {ShapeList: "items", Union: "parts", Relation: "sides"}.get(type(shape), "")
     return all(shape_has_value(part) for part in (getattr(shape, inner) if inner else ()))
 
 
 _LIKE = {
-    Words: _words,
+    TextShape: _words,
     Scalar: _scalar,
-    Series: _series,
+    ShapeList: _series,
     Interval: _interval,
     Union: _union,
     MatrixValue: _matrix,

@@ -10,9 +10,9 @@ from fractions import Fraction
 
 from mrl.errors import DataError
 from mrl.rewards.contract import RewardRequest, scored
-from mrl.rewards.maths.answers import final_answer, read_answer
+from mrl.rewards.maths.answers import comparison_key, final_answer
 from mrl.rewards.maths.maths_rules import MathsRules
-from mrl.rewards.maths.numbers import Quantity, as_numerals, exact_quantity, tidy
+from mrl.rewards.maths.numbers import Quantity, as_numerals, exact_quantity, normalise_answer
 from mrl.samples import Verdict
 
 NAME = "maths"
@@ -30,7 +30,7 @@ def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdi
         return scored(0.0, answer.reason)
     if answer.text.casefold() == "nan":
         return scored(0.0, "nan is not a number")
-    truth = tidy(ground_truth)
+    truth = normalise_answer(ground_truth)
     if answer.text == truth:
         return scored(1.0, "same text")
     text, truth = as_numerals(answer.text, truth)
@@ -38,8 +38,8 @@ def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdi
     given = exact_quantity(text, single_letters=expected is not None and expected.unit is not None)
     if expected is not None and given is not None:
         return _compared(given, expected, rules, f"{_short(text)}, not {_short(truth)}")
-    answer_key = read_answer(text)
-    if isinstance(answer_key, str) and answer_key == read_answer(truth):
+    answer_key = comparison_key(text)
+    if isinstance(answer_key, str) and answer_key == comparison_key(truth):
         return scored(1.0, "same text")
     if not rules.symbolic:
         return scored(0.0, f"{_short(text)} is not a number")
@@ -69,13 +69,17 @@ def verify_symbolically(response: str, ground_truth: str, rules: MathsRules) -> 
     answer = final_answer(response, rules)
     if answer.text is None:
         return scored(0.0, answer.reason)
-    return compare(*as_numerals(answer.text, tidy(ground_truth)), rules)
+    return compare(*as_numerals(answer.text, normalise_answer(ground_truth)), rules)
 
 
 def parse_maths_ground_truth(raw: object, *, rules: MathsRules, place: str) -> str:
     """Return the ground truth as tidy text; a solution with boxes gives its last box. Raises DataError if no
     answer could equal it."""
-    text = tidy(str(raw)) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
+    text = (
+        normalise_answer(str(raw))
+        if isinstance(raw, str | int | float) and not isinstance(raw, bool)
+        else None
+    )
     if text and "boxed" in text:
         text = final_answer(text, rules.model_copy(update=_LAST_BOX)).text
     if not text:

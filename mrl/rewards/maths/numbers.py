@@ -58,7 +58,7 @@ class Quantity:
         return self.value.denominator == 1 and not self.is_quotient
 
 
-def tidy(text: str) -> str:
+def normalise_answer(text: str) -> str:
     """Return the text with plain spaces and signs, without LaTeX layout, for exact and symbolic readers."""
     text = without_layout(text.translate(_SPACES))
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")

@@ -12,8 +12,8 @@ from typing import Any
 
 from mrl.rewards.maths.expressions import Call, Constant, Symbol, Tree, symbols
 from mrl.rewards.maths.scalars import POINTS, points
-from mrl.rewards.maths.shapes import Interval, Relation, Scalar, Series, Shape, Union, base_unit_value
-from mrl.rewards.maths.values import Digits, NoValue, exactly
+from mrl.rewards.maths.shapes import Interval, Relation, Scalar, Shape, ShapeList, Union, base_unit_value
+from mrl.rewards.maths.values import Digits, NoValue, exact_value
 
 _INFINITE = Constant("inf")
 
@@ -24,10 +24,12 @@ def same_equation(answer: Tree, ground_truth: Tree) -> bool:
     names = symbols(ground_truth)
     if not names or symbols(answer) != names:
         return False
-    return ratio(answer, ground_truth) is not None or _same_solutions(answer, ground_truth, sorted(names))
+    return factor_sign(answer, ground_truth) is not None or _same_solutions(
+        answer, ground_truth, sorted(names)
+    )
 
 
-def ratio(answer: Tree, ground_truth: Tree) -> int | None:
+def factor_sign(answer: Tree, ground_truth: Tree) -> int | None:
     """Return the sign of the nonzero constant factor between two expressions, 1 if it is not real; None if
     there is no such factor."""
     names = sorted(symbols(ground_truth) | symbols(answer))
@@ -47,7 +49,7 @@ def ratio(answer: Tree, ground_truth: Tree) -> int | None:
 
 def _values(answer: Tree, ground_truth: Tree, point: dict[str, Fraction]) -> tuple[Any, Any]:
     try:
-        return exactly(answer, point), exactly(ground_truth, point)
+        return exact_value(answer, point), exact_value(ground_truth, point)
     except NoValue:
         work = Digits(120)
         return work.value(answer, point), work.value(ground_truth, point)
@@ -65,7 +67,7 @@ def _same_solutions(answer: Tree, ground_truth: Tree, names: Sequence[str]) -> b
     for _ in range(1 if len(names) == 1 else 3):
         lines = {name: line(_random(numbers), _random(numbers)) for name in names}
         try:
-            left, right = (numerator(exactly(tree, lines)) for tree in (answer, ground_truth))
+            left, right = (numerator(exact_value(tree, lines)) for tree in (answer, ground_truth))
         except NoValue:
             return False
         if not left or not right or not same_roots(left, right, real=len(names) == 1):
@@ -95,7 +97,7 @@ def sides_difference(relation: Relation) -> Tree | None:
 
 def equations(shape: Shape) -> list[Tree]:
     """Return alternative equations, each as a tree that equals zero; empty for anything else."""
-    relations = shape.items if isinstance(shape, Series) and shape.brackets == "" else (shape,)
+    relations = shape.items if isinstance(shape, ShapeList) and shape.brackets == "" else (shape,)
     trees: list[Tree] = []
     for relation in relations:
         if not isinstance(relation, Relation) or relation.signs != ("=",):
@@ -111,14 +113,14 @@ def equations(shape: Shape) -> list[Tree]:
 def _spread(relation: Relation) -> list[Relation]:
     """Split a relation with alternatives: x = +-2 is two equations."""
     left, right = relation.sides
-    if isinstance(right, Series) and right.brackets == "":
+    if isinstance(right, ShapeList) and right.brackets == "":
         return [Relation((left, item), relation.signs) for item in right.items]
     return [relation]
 
 
 def solved(shape: Shape) -> tuple[str, list[Interval]] | None:
     """Return the variable and intervals of an inequality that is solved for it; None for anything else."""
-    if isinstance(shape, Series) and shape.joined == "or" and shape.brackets == "":
+    if isinstance(shape, ShapeList) and shape.joined == "or" and shape.brackets == "":
         parts = [solved(item) for item in shape.items]
         names = {part[0] for part in parts if part}
         if None in parts or len(names) != 1:

@@ -17,7 +17,7 @@ from typing import Any
 
 from mrl.rewards.maths.expressions import Call, Constant, Number, Tree, symbols, walk
 from mrl.rewards.maths.maths_rules import MathsRules
-from mrl.rewards.maths.values import Digits, NoValue, exactly
+from mrl.rewards.maths.values import Digits, NoValue, exact_value
 
 POINTS = 5
 """Number of points at which two functions must agree."""
@@ -92,7 +92,7 @@ def _same_at(answer: Tree, ground_truth: Tree, point: Point) -> bool | None:
     """Return True if both agree at a point; None if the ground truth has no value there, or a complex one
     without containing i."""
     with contextlib.suppress(NoValue):
-        return bool(exactly(answer, point) == exactly(ground_truth, point))
+        return bool(exact_value(answer, point) == exact_value(ground_truth, point))
     try:
         value = Digits(30).value(ground_truth, point)
     except NoValue:
@@ -139,7 +139,7 @@ def _same_constant(answer: Tree, ground_truth: Tree, rules: MathsRules) -> bool:
 
 def _rational(tree: Tree) -> Fraction | None:
     try:
-        return exactly(tree, {})
+        return exact_value(tree, {})
     except (NoValue, KeyError):
         return None
 

@@ -16,7 +16,7 @@ from mrl.rewards.maths.units import DEGREE, Unit, read_unit, split_unit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Words:
+class TextShape:
     """Text, compared by its words."""
 
     text: str
@@ -31,7 +31,7 @@ class Scalar:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Based:
+class BasedInteger:
     """Integer written in a base."""
 
     value: int
@@ -39,7 +39,7 @@ class Based:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Series:
+class ShapeList:
     """Several shapes: `brackets` is "" for a list without brackets, "{" for a set, "(" or "[" for a tuple."""
 
     brackets: str
@@ -79,7 +79,7 @@ class Relation:
     signs: tuple[str, ...]
 
 
-Shape = Words | Scalar | Based | Series | Interval | Union | MatrixValue | Relation
+Shape = TextShape | Scalar | BasedInteger | ShapeList | Interval | Union | MatrixValue | Relation
 
 SIGNS = ("=", "<", ">", "<=", ">=", "!=", "in")
 _MATRICES = ("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array")
@@ -137,7 +137,7 @@ def parse_shape(text: str, reading: ParseOptions) -> Shape:
     """Return the shape of a tidy text. Raises Unreadable."""
     word = words(text)
     if word is not None:
-        return Words(word)
+        return TextShape(word)
     based = _BASED.fullmatch(text.replace("\\textbf", "\\text"))
     if based:
         return _based(based)
@@ -163,7 +163,7 @@ def _based(match: re.Match[str]) -> Shape:
     if not 2 <= base <= 16:
         raise Unreadable(f"the base {name}")
     try:
-        return Based(int(match[1], base), base)
+        return BasedInteger(int(match[1], base), base)
     except ValueError as error:
         raise Unreadable(f"digits that base {base} does not have") from error
 
@@ -179,14 +179,14 @@ class _ShapeReader:
 
     def _list(self, parts: list[Sequence[Token]], joint: str) -> Shape:
         items = self._items([_without_commas(part) if joint != "," else part for part in parts])
-        return items[0] if len(items) == 1 else Series("", items, joint)
+        return items[0] if len(items) == 1 else ShapeList("", items, joint)
 
     def _items(self, parts: list[Sequence[Token]]) -> tuple[Shape, ...]:
         """Return the shape of each part; nested lists without brackets are flattened."""
         items: list[Shape] = []
         for part in parts:
             shape = self.shape(part)
-            if isinstance(shape, Series) and not shape.brackets:
+            if isinstance(shape, ShapeList) and not shape.brackets:
                 items += shape.items
             else:
                 items.append(shape)
@@ -213,9 +213,9 @@ class _ShapeReader:
             number = exact_quantity(first.text)
             if number and not number.is_quotient:
                 return Scalar(Number(number.value), number.unit)
-            return Words(" ".join(first.text.lower().split()))
+            return TextShape(" ".join(first.text.lower().split()))
         if len(tokens) == 1 and first[:2] == ("sign", "empty"):
-            return Series("{", ())
+            return ShapeList("{", ())
         if first.kind == "sign" and first.text == "begin" and last.kind == "name":
             return self._matrix(tokens)
         if first.kind == "sign" and first.text in ("(", "[", "]", "\\{", "langle"):
@@ -238,13 +238,13 @@ class _ShapeReader:
             return self._matrix(inner)
         if closing != CLOSING.get(opening) or (len(parts) == 1 and opening != "["):
             return None
-        return Series("(" if opening == "langle" else opening, self._items(parts))
+        return ShapeList("(" if opening == "langle" else opening, self._items(parts))
 
     def _set(self, inner: Sequence[Token]) -> Shape:
         if not inner:
-            return Series("{", ())
+            return ShapeList("{", ())
         parts = [part for part, _ in _split(inner, (",",))]
-        return Series("{", self._items(parts))
+        return ShapeList("{", self._items(parts))
 
     def _pair(self, parts: list[Sequence[Token]], opening: str, closing: str) -> Shape:
         low, high = (self.shape(part) for part in parts)
@@ -252,7 +252,7 @@ class _ShapeReader:
             return Interval(low.tree, high.tree, (opening == "[", closing == "]"))
         if closing != CLOSING.get(opening):
             raise Unreadable("an interval whose ends have no order")
-        return Series("(" if opening == "langle" else opening, (low, high))
+        return ShapeList("(" if opening == "langle" else opening, (low, high))
 
     def _matrix(self, tokens: Sequence[Token]) -> Shape:
         name, inner = tokens[1].text, tokens[2:-2]
@@ -337,7 +337,7 @@ def _alternatives(tree: Tree) -> Shape:
     """Turn 2 +- 3 into the list of both values; several signs switch together, the upper ones first."""
     if not any(isinstance(node, Call) and node.name in ("+-", "-+") for node in walk(tree)):
         return Scalar(tree)
-    return Series("", (Scalar(_chosen(tree, upper=True)), Scalar(_chosen(tree, upper=False))), "or")
+    return ShapeList("", (Scalar(_chosen(tree, upper=True)), Scalar(_chosen(tree, upper=False))), "or")
 
 
 def _chosen(tree: Tree, *, upper: bool) -> Tree:

@@ -11,11 +11,11 @@ import re
 
 from mrl.rewards.contract import scored
 from mrl.rewards.maths.answer_tokens import Unreadable
-from mrl.rewards.maths.equality import equal, shape_has_value, stated_value
+from mrl.rewards.maths.equality import shape_has_value, shapes_are_equal, stated_value
 from mrl.rewards.maths.expressions import Call, Number, Tree, symbols
 from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.numbers import exact_quantity
-from mrl.rewards.maths.shapes import Based, ParseOptions, Scalar, Shape, parse_shape
+from mrl.rewards.maths.shapes import BasedInteger, ParseOptions, Scalar, Shape, parse_shape
 from mrl.samples import Verdict
 
 _SETS_TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mbox)\{([^{}]*)\}")
@@ -59,9 +59,11 @@ def _judged(answer: str, ground_truth: str, expected: Shape, rules: MathsRules) 
         asks_for_integer &= given.unit == expected.unit  # a conversion may give any number
     if asks_for_integer and not _is_worked_out(given):
         return scored(0.0, "the answer is an unevaluated expression, but the ground truth is an integer")
-    same = equal(given, expected, rules)
+    same = shapes_are_equal(given, expected, rules)
     if not same and single_letters and isinstance(given, Scalar) and not given.unit and symbols(given.tree):
-        same = equal(given, parse_shape(ground_truth, ParseOptions()), rules)  # 2 m: metres, or twice m
+        same = shapes_are_equal(
+            given, parse_shape(ground_truth, ParseOptions()), rules
+        )  # 2 m: metres, or twice m
     return scored(float(same), "equal" if same else f"a different {type(expected).__name__.lower()}")
 
 
@@ -78,7 +80,7 @@ def read_ground_truth(text: str) -> Shape | None:
 def _is_worked_out(shape: Shape) -> bool:
     """Return True if a scalar, or the value of x = scalar, is a signed numeral; True for other shapes."""
     shape = stated_value(shape) or shape
-    if isinstance(shape, Based):
+    if isinstance(shape, BasedInteger):
         return shape.base == 10
     return not isinstance(shape, Scalar) or _is_numeral(shape.tree)
 

@@ -1,6 +1,6 @@
 """Evaluate trees: exactly if rational arithmetic is enough, else numerically.
 
-`exactly` works on any field: Fractions, and the quotients of polynomials that compare equations. `Digits` is
+`exact_value` works on any field: Fractions, and the quotients of polynomials that compare equations. `Digits` is
 mpmath's arithmetic, real and complex. Nothing larger than the limits below is computed.
 """
 
@@ -30,14 +30,14 @@ class NoValue(ArithmeticError):
     """The tree has no value here: it is undefined, or beyond the limits."""
 
 
-class Inexact(NoValue):
+class NotRational(NoValue):
     """The tree is not a rational expression."""
 
 
 # Exact values.
 
 
-def exactly(tree: Tree, at: Mapping[str, Any]) -> Any:
+def exact_value(tree: Tree, at: Mapping[str, Any]) -> Any:
     """Return the value of a rational expression whose symbols have the values `at`.
 
     Raises Inexact for anything but + - * /, constant integer powers, and factorials and binomials of
@@ -48,11 +48,11 @@ def exactly(tree: Tree, at: Mapping[str, Any]) -> Any:
     if isinstance(tree, Symbol):
         return at[tree.name]
     if isinstance(tree, Constant):
-        raise Inexact(tree.name)
+        raise NotRational(tree.name)
     operation = _EXACT.get(tree.name)
     if operation is None:
-        raise Inexact(tree.name)
-    values = [exactly(argument, at) for argument in tree.arguments]
+        raise NotRational(tree.name)
+    values = [exact_value(argument, at) for argument in tree.arguments]
     try:
         result = operation(*values)
     except ZeroDivisionError as error:
@@ -70,7 +70,7 @@ def _bits(value: Any) -> int:
 
 def _exact_power(base: Any, exponent: Any) -> Any:
     if not isinstance(exponent, Fraction) or exponent.denominator != 1:
-        raise Inexact("^")
+        raise NotRational("^")
     power = int(exponent)
     if abs(power) * _bits(base) > MAX_BITS:
         raise NoValue("too large")
@@ -81,7 +81,7 @@ def _exact_power(base: Any, exponent: Any) -> Any:
 
 def _exact_integer(value: Any) -> int:
     if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL:
-        raise Inexact("not a small natural number")
+        raise NotRational("not a small natural number")
     return int(value)
 
 
@@ -97,7 +97,7 @@ def _exact_binomial(above: Any, below: Any) -> Fraction:
 
 def _exact_abs(value: Any) -> Fraction:
     if not isinstance(value, Fraction):
-        raise Inexact("abs")
+        raise NotRational("abs")
     return abs(value)
 
 
@@ -261,7 +261,7 @@ _MPMATH = {
 
 def _rational_exponent(tree: Tree) -> Fraction | None:
     try:
-        value = exactly(tree, {})
+        value = exact_value(tree, {})
     except (NoValue, KeyError):
         return None
     return value if isinstance(value, Fraction) else None

@@ -190,8 +190,8 @@ class Dispatcher:
 
 def _described(end: WorkerExit, memory_mib: int) -> str:
     """Return exit status and last output, and the memory limit's setting if that may have been the cause."""
-    text = f"its process ended with status {end.status}: {end.last_words}"
-    out_of_memory = any(words in end.last_words for words in _NO_MEMORY)
+    text = f"its process ended with status {end.status}: {end.stderr_tail}"
+    out_of_memory = any(words in end.stderr_tail for words in _NO_MEMORY)
     if out_of_memory or end.status == -signal.SIGKILL:  # possibly the kernel's out-of-memory killer
         text += f" (reward.memory_mib = {memory_mib} is what it may allocate)"
     return text

@@ -14,10 +14,10 @@ from typing import Any
 
 from mrl.files import folder_for_sockets
 from mrl.own_code import child_path
-from mrl.processes.start import module_words
+from mrl.processes.start import module_command
 from mrl.rewards.judges.judge_cache import json_digest
 from mrl.rewards.judges.judge_rules import EngineSection
-from mrl.rewards.judges.supervisor import Job, ServerSupervisor
+from mrl.rewards.judges.supervisor import ServerJob, ServerSupervisor
 from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.rewards.reward_part import Served
 
@@ -33,13 +33,13 @@ START_SECONDS = 600.0
 
 def _job(
     section: RewardSection, name: str, log_folder: Path, start_deadline_seconds: float
-) -> tuple[Job, Served]:
+) -> tuple[ServerJob, Served]:
     """Return the start job of the engine of this name, and its server's address."""
     engine, words = section.engines[name], _needed_words(section, name)
     sockets = _socket_folder()
     served = Served(f"{sockets}/server", _answers(engine, words))
-    command = module_words("mrl.rollout.serve", str(os.getpid()), "--uds", served.socket)
-    job = Job(
+    command = module_command("mrl.rollout.serve", str(os.getpid()), "--uds", served.socket)
+    job = ServerJob(
         f"reward.engines.{name}",
         [*command, "--model", engine.model, *_words(engine), *words, *engine.arguments],
         {**child_path(), **_environment(engine), "VLLM_RPC_BASE_PATH": sockets},
@@ -136,14 +136,14 @@ def served(section: RewardSection, log_folder: Path | None = None) -> Iterator[R
         yield engines.ready()
 
 
-def askers(section: RewardSection, name: str) -> list[KindPart]:
+def verifiers_of_engine(section: RewardSection, name: str) -> list[KindPart]:
     """Return the verifiers that use an engine."""
     return [part for part in section.all_verifiers() if part.engine == name]
 
 
 def _needed_words(section: RewardSection, name: str) -> list[str]:
     """Return the `vllm serve` words that the engine's verifiers need."""
-    parts = askers(section, name)
+    parts = verifiers_of_engine(section, name)
     if any(part.kind == "llm" and part.llm.constrained for part in parts):  # type: ignore[attr-defined]
         return ["--logprobs-mode", "processed_logprobs"]
     return []

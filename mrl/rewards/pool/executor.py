@@ -15,7 +15,7 @@ from typing import Any
 
 from mrl.processes.forked_child import ForkedChild
 from mrl.processes.framing import BadReply, frame, read_frame
-from mrl.processes.own_time import Allowance, OwnTime, Starved
+from mrl.processes.own_time import Allowance, OwnTimeClock, Starved
 
 
 class ForkedExecutor:
@@ -33,7 +33,7 @@ class ForkedExecutor:
         The deadline is the child's own time (without waits for a CPU) from the start of this request.
         """
         child = self._child = self._child or ForkedChild(self._serve)
-        own_time = OwnTime(child.pid, limit=deadline_seconds)
+        own_time = OwnTimeClock(child.pid, limit=deadline_seconds)
         child.send(request)
         try:
             return child.next_reply(own_time, Allowance.of(deadline_seconds), deadline_seconds)

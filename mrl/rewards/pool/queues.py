@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mrl.errors import RewardError
-from mrl.processes.worker_process import Used
+from mrl.processes.worker_process import TimeUsed
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, no_reward, scored
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.work import AttemptFailure, Cause, FairQueue, Task, TaskBatch, Worker
@@ -92,7 +92,7 @@ class StageQueue:
         batch = TaskBatch(next(self._numbers), tuple(tasks), now)
         worker.running[batch.number] = batch
         worker.num_sent += 1
-        worker.used = Used()
+        worker.used = TimeUsed()
         if len(worker.running) == 1:
             worker.watched_from = 0.0
         return batch

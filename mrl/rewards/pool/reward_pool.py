@@ -22,12 +22,12 @@ from mrl.errors import RewardError
 from mrl.rewards.causes import CauseLog
 from mrl.rewards.contract import RewardRequest, no_reward, request_for
 from mrl.rewards.kinds.environment_return import return_of
-from mrl.rewards.kinds.ground_truth import ground_truth_of, right_response
+from mrl.rewards.kinds.ground_truth import correct_response, ground_truth_of
 from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.reward_section import RewardSection, RewardSpec
 from mrl.rewards.pool.dispatch import Dispatcher
 from mrl.rewards.pool.queues import StageQueue, queues_of
-from mrl.rewards.pool.tickets import Ticket
+from mrl.rewards.pool.tickets import SampleScore
 from mrl.rewards.pool.trial import TRIAL_RESPONSE, trial_sample
 from mrl.rewards.pool.work import Task
 from mrl.rewards.reward_part import RewardPart
@@ -71,12 +71,12 @@ class RewardPool:
         self._is_quiet = is_quiet
         self._queues: dict[str, StageQueue] = {}
         self._queues_by_part: dict[int, StageQueue] = {}
-        self._open: dict[str, Ticket] = {}
+        self._open: dict[str, SampleScore] = {}
         self._uncollected: set[str] = set()
         """Submitted samples whose verdict was not collected: open ones and those with a waiting verdict."""
         self._gated: dict[str, tuple[Sample, Prompt]] = {}
         """Samples with verifiers that wait for a gate."""
-        self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, RewardRequest, RewardPart]]] = (
+        self._waiting_groups: dict[tuple[int, str], list[tuple[SampleScore, RewardRequest, RewardPart]]] = (
             collections.defaultdict(list)
         )
         self._verdicts: queue.SimpleQueue[tuple[str, Verdict]] = queue.SimpleQueue()
@@ -199,7 +199,7 @@ class RewardPool:
             )
 
     def _submit(self, sample: Sample, prompt: Prompt, spec: RewardSpec, deadline: float) -> None:
-        ticket = Ticket(sample.sample_id, spec.verifiers(), len(sample.response_tokens))
+        ticket = SampleScore(sample.sample_id, spec.verifiers(), len(sample.response_tokens))
         with self._room:
             self._await_room(deadline)
             self._open[sample.sample_id] = ticket
@@ -233,7 +233,7 @@ class RewardPool:
                 f"{prompt.row}: domain {prompt.domain!r} has no verifier: {error.args[0]}"
             ) from error
 
-    def _submit_part(self, ticket: Ticket, part: RewardPart, sample: Sample, prompt: Prompt) -> None:
+    def _submit_part(self, ticket: SampleScore, part: RewardPart, sample: Sample, prompt: Prompt) -> None:
         if part.kind == "environment":
             self._record_verdict(ticket, part, return_of(sample))
             return
@@ -255,7 +255,7 @@ class RewardPool:
         self._start(requests, tuple(ticket for ticket, _, _ in members), members[0][2])
 
     def _start(
-        self, requests: tuple[RewardRequest, ...], tickets: tuple[Ticket, ...], part: RewardPart
+        self, requests: tuple[RewardRequest, ...], tickets: tuple[SampleScore, ...], part: RewardPart
     ) -> None:
         def done(verdicts: Sequence[Verdict | None]) -> None:
             for ticket, verdict in zip(tickets, verdicts, strict=True):
@@ -276,10 +276,10 @@ class RewardPool:
                 self._queues_by_part[id(part)] = self._queues[key]
             return self._queues_by_part[id(part)]
 
-    def _record_verdict(self, ticket: Ticket, part: RewardPart, verdict: Verdict | None) -> None:
+    def _record_verdict(self, ticket: SampleScore, part: RewardPart, verdict: Verdict | None) -> None:
         """Record a part's verdict, in the dispatcher's thread or, without a worker, in submit."""
         with self._room:
-            complete = ticket.answer(part.label, verdict)
+            complete = ticket.record(part.label, verdict)
             opened = ticket.opened()
         if complete is not None:
             self._finish(ticket, complete)
@@ -288,7 +288,7 @@ class RewardPool:
                 self._submit_part(ticket, opened_part, *self._gated[ticket.sample_id])
             self._dispatcher.wake()
 
-    def _finish(self, ticket: Ticket, verdict: Verdict) -> None:
+    def _finish(self, ticket: SampleScore, verdict: Verdict) -> None:
         with self._room:
             self._open.pop(ticket.sample_id, None)
             self._gated.pop(ticket.sample_id, None)
@@ -349,7 +349,7 @@ def try_verifiers(
 
 
 def _trial_responses(section: RewardSection, prompt: Prompt) -> list[str]:
-    correct = right_response(section, prompt)
+    correct = correct_response(section, prompt)
     return [TRIAL_RESPONSE] if correct is None else [TRIAL_RESPONSE, correct]
 
 

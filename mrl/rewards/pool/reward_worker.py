@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from mrl.errors import MrlError, RewardError
 from mrl.own_code import place_of
-from mrl.processes.channel import take_over
+from mrl.processes.channel import take_over_stdio
 from mrl.processes.framing import MAX_REPLY_BYTES, frame, read_frame, read_frame_async
 from mrl.processes.lifeline import die_with_parent
 from mrl.processes.own_time import Starved
@@ -42,7 +42,7 @@ AnyVerifier = Verifier | GroupVerifier
 
 def main() -> None:
     die_with_parent(int(sys.argv[1]))
-    requests_in, replies_out = take_over()
+    requests_in, replies_out = take_over_stdio()
     requests, channel = os.fdopen(requests_in, "rb"), os.fdopen(replies_out, "wb")
 
     def send(reply: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from mrl.samples import Verdict, VerdictKind
 
 
 @dataclasses.dataclass(slots=True)
-class Ticket:
+class SampleScore:
     """Sample that is being scored."""
 
     sample_id: str
@@ -32,12 +32,14 @@ class Ticket:
         self.waiting = tuple(part for part in active if part.gate is None) if gates else ()
         return gates or active
 
-    def answer(self, label: str, verdict: Verdict | None) -> Verdict | None:
+    def record(self, label: str, verdict: Verdict | None) -> Verdict | None:
         """Record one part's verdict; return the sample's verdict once all parts have one, else None."""
         self.answers[label] = verdict
         if self._gates_have_answered() and (closed := closed_by(self.parts, self.answers)):
             self.answers |= {
-                part.label: not_asked(part, closed) for part in self.parts if part.label not in self.answers
+                part.label: skipped_verdict(part, closed)
+                for part in self.parts
+                if part.label not in self.answers
             }
             self.waiting = ()
         if len(self.answers) < len(self.parts):
@@ -68,11 +70,11 @@ def closed_by(parts: tuple[RewardPart, ...], answers: Mapping[str, Verdict | Non
     return ""
 
 
-def not_asked(part: RewardPart, gate: str) -> Verdict | None:
+def skipped_verdict(part: RewardPart, gate: str) -> Verdict | None:
     """Return the verdict of a verifier that a closed gate skipped."""
     return (
         None
-        if part.is_witness
+        if part.is_audit
         else rejected(f"not asked: {gate} is a gate and closed", min_reward=part.min_reward)
     )
 
@@ -92,11 +94,11 @@ def weighted_verdict(parts: tuple[RewardPart, ...], answers: Mapping[str, Verdic
     that applies rejects it, it is rejected. Audit verifiers decide neither; one without reward is left out.
     """
     answered = [(part, verdict) for part in parts if (verdict := answers[part.label]) is not None]
-    applying = [(p, v) for p, v in answered if not (p.is_witness and v.kind is VerdictKind.NO_REWARD)]
+    applying = [(p, v) for p, v in answered if not (p.is_audit and v.kind is VerdictKind.NO_REWARD)]
     failed = next((verdict for _, verdict in applying if verdict.kind is VerdictKind.NO_REWARD), None)
     if failed is not None:
         return failed
-    if all(part.is_witness for part, _ in applying) and len(parts) > 1:
+    if all(part.is_audit for part, _ in applying) and len(parts) > 1:
         applying = []
     if not applying:
         return dataclasses.replace(
@@ -104,7 +106,7 @@ def weighted_verdict(parts: tuple[RewardPart, ...], answers: Mapping[str, Verdic
         )
     if len(parts) == 1:
         return _weighted(*applying[0])
-    kinds = {verdict.kind for part, verdict in applying if not part.is_witness}
+    kinds = {verdict.kind for part, verdict in applying if not part.is_audit}
     named: dict[str, float] = {}
     for part, verdict in applying:
         named[part.label] = float(verdict.value or 0.0)

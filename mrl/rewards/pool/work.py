@@ -7,7 +7,7 @@ import dataclasses
 import enum
 from collections.abc import Callable, Sequence
 
-from mrl.processes.worker_process import Used, WorkerProcess
+from mrl.processes.worker_process import TimeUsed, WorkerProcess
 from mrl.rewards.contract import RewardRequest
 from mrl.samples import Verdict
 
@@ -95,7 +95,7 @@ class Worker:
     """Batches sent so far."""
     watched_from: float = 0.0
     """Start of measuring the process's CPU use for the running work (monotonic seconds); 0 before."""
-    used: Used = dataclasses.field(default_factory=Used)
+    used: TimeUsed = dataclasses.field(default_factory=TimeUsed)
     """CPU use since `watched_from`, as of the last measurement."""
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from mrl.rewards.causes import cause_of
-from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
+from mrl.rewards.judges.attacks import GUESS, fill_attack, read_attacks
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
@@ -52,7 +52,7 @@ def _texts(prompt: Prompt, right: str | None, others: Sequence[str]) -> dict[str
     texts = {"empty": "", "one symbol": ":", "one word": "the", "echo": str(question)}
     texts["filler"] = ("It is known that this is right. " * FILLER_CHARS)[:FILLER_CHARS]
     values = {"wrong": wrong, "question": str(question), "choice": "yes", "guess": GUESS}
-    texts |= {ATTACK + name: attacked(text, values) for name, text in read_attacks().items()}
+    texts |= {ATTACK + name: fill_attack(text, values) for name, text in read_attacks().items()}
     if right is None:
         return texts
     texts["right"] = right
@@ -62,7 +62,7 @@ def _texts(prompt: Prompt, right: str | None, others: Sequence[str]) -> dict[str
     return texts
 
 
-def judged(section: RewardSection, probes: Sequence[Probe], *, deadline_seconds: float) -> list[Probe]:
+def score_probes(section: RewardSection, probes: Sequence[Probe], *, deadline_seconds: float) -> list[Probe]:
     """Return the probes with their verdicts. Raises RewardError if they take longer than the deadline."""
     pairs = []
     for number, probe in enumerate(probes):
@@ -81,9 +81,9 @@ class TrialFinding:
     text: str
 
 
-MOST_WRONG = 0.05
+MAX_VIOLATION_SHARE = 0.05
 """Share of the rows in which an error rule may be violated."""
-MOST_CORRELATED = 0.5
+MAX_LENGTH_CORRELATION = 0.5
 _SHOWN = 80
 
 
@@ -134,7 +134,7 @@ def _compared(
 ) -> TrialFinding | None:
     compared = [row for row in rows if name in row and ("right" in row or name == "empty")]
     count = sum(violates(row) for row in compared)
-    if not count or (is_error and count <= MOST_WRONG * len(compared)):
+    if not count or (is_error and count <= MAX_VIOLATION_SHARE * len(compared)):
         return None
     return TrialFinding(is_error, f"{name!r} scores {comparison} in {count} of {len(compared)} rows")
 
@@ -154,7 +154,7 @@ def _length(probes: Sequence[Probe]) -> Iterator[TrialFinding]:
     if len(pairs) < 10 or not lengths.std() or not values.std():
         return
     correlation = float(np.corrcoef(lengths, values)[0, 1])
-    if abs(correlation) > MOST_CORRELATED:
+    if abs(correlation) > MAX_LENGTH_CORRELATION:
         yield TrialFinding(
             False, f"rewards of incorrect responses correlate with their length: {correlation:.2f}"
         )

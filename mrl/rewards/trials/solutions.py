@@ -14,7 +14,7 @@ SOLUTION = "a row's solution"
 """Name of a probe made from a row's solution."""
 COLUMNS = ("solutions", "canonical_solution", "reference_solution", "solution")
 """Solution columns in data sets of programs and mathematics (APPS, TACO, CodeContests, HumanEval, MATH)."""
-MOST = 3
+MAX_SOLUTIONS = 3
 """Number of solutions tried per row; some rows have hundreds."""
 _OTHER_ANSWERS = ("answer", "ground_truth", "reward_model")
 _PYTHON = frozenset({"3", "python", "python3", "py", "PYTHON3"})
@@ -27,7 +27,7 @@ def solutions_of(prompt: Prompt) -> list[str]:
         if column == "solution" and not any(prompt.metadata.get(name) for name in _OTHER_ANSWERS):
             continue
         if solutions := list(_texts(prompt.metadata.get(column))):
-            return solutions[:MOST]
+            return solutions[:MAX_SOLUTIONS]
     return []
 
 
@@ -49,7 +49,7 @@ def passes(probe: Probe) -> bool:
     return probe.value is not None and probe.value >= 1.0
 
 
-def remark(tried: Sequence[Probe], *, others_are_right: bool) -> TrialFinding | None:
+def finding_on_solutions(tried: Sequence[Probe], *, others_are_right: bool) -> TrialFinding | None:
     """Return a finding about the solutions that do not pass; None if all pass. It is an error if none passes,
     unless the verifier itself knows a correct response (`others_are_right`): then only the form differs."""
     failed = [probe for probe in tried if not passes(probe)]

@@ -20,7 +20,7 @@ from mrl.files import commit_folder, partial_of, start_folder, sync, write_durab
 from mrl.training.checkpoint import checkpoint_folder, plain_values
 from mrl.training.checkpoint.checkpoint_folder import EXTRA_FILE
 from mrl.training.checkpoint.random_state import random_state
-from mrl.training.checkpoint.shard_writer import ShardedWrite, Written
+from mrl.training.checkpoint.shard_writer import ShardedWrite, WrittenFiles
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.platform.parallel import run_everywhere, run_on_rank_zero
 
@@ -39,7 +39,7 @@ class Save:
         self._small = {random_file(dist.get_rank()): plain_values.dumps(random_state())}
         if dist.get_rank() == 0:
             self._small[EXTRA_FILE] = plain_values.dumps(extra)
-        self._written: dict[str, Written] = {}
+        self._written: dict[str, WrittenFiles] = {}
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
         run_on_rank_zero(lambda: _start(path, states))
@@ -50,7 +50,7 @@ class Save:
         """Write this rank's files now, straight from the state; one tensor at a time is copied."""
         self._or_remove(lambda: run_everywhere(self._write))
 
-    def write_beside(self) -> None:
+    def write_in_background(self) -> None:
         """Copy this rank's state to host memory, and write it in a background thread."""
         self._or_remove(lambda: run_everywhere(self._stage))
         self._thread = threading.Thread(target=self._write_quietly, name="checkpoint", daemon=True)
@@ -96,7 +96,7 @@ class Save:
         if self._error is not None:
             raise self._error
 
-    def _commit(self, everyone: list[dict[str, Written]]) -> None:
+    def _commit(self, everyone: list[dict[str, WrittenFiles]]) -> None:
         """Write indices, digests of the few small files and the manifest, and rename; on rank 0."""
         files: dict[str, Any] = {}
         for name, write in self._writes.items():
@@ -128,7 +128,7 @@ def save_weights(folder: Path, state: TrainingState) -> None:
     """Write only the model into a folder for an export; raise CheckpointError on all ranks alike."""
     run_on_rank_zero(lambda: shutil.rmtree(folder, ignore_errors=True))
     run_on_rank_zero(lambda: folder.mkdir(parents=True))
-    write, written = ShardedWrite(state.sharded_weights(), folder), Written([], {})
+    write, written = ShardedWrite(state.sharded_weights(), folder), WrittenFiles([], {})
 
     def write_own() -> None:
         nonlocal written

@@ -143,7 +143,7 @@ def candidates(folder: Path) -> list[Path]:
     return sorted((p for p in folder.iterdir() if p.is_dir() and not p.name.endswith(others)), reverse=True)
 
 
-def set_aside_from(path: Path) -> None:
+def rename_rejected_from(path: Path) -> None:
     """Rename this step's checkpoint and later ones before the step is saved. The run resumed from an earlier
     one, so these were rejected, and prune() must not take them for the newest."""
     for refused in candidates(path.parent):

@@ -17,7 +17,7 @@ def require_compatible(
     Args:
         path: Checkpoint.
         saved: Its manifest's facts about the run that saved it.
-        about: The same about the resuming run (mrl/training/hf/base.py, run_about).
+        about: The same about the resuming run (mrl/training/hf/base.py, run_identity).
         folders: Folder of each trained model inside the checkpoint.
     """
     if saved["model_type"] != about["model_type"]:

@@ -42,7 +42,7 @@ COMMON = "common_state"
 
 
 @dataclasses.dataclass(slots=True)
-class Written:
+class WrittenFiles:
     """Files that one rank wrote into one folder."""
 
     results: list[WriteResult]
@@ -80,9 +80,9 @@ class ShardedWrite:
         self._items = [(item, _staged(data)) for item, data in self._items]
         self._staged = True
 
-    def write(self) -> Written:
+    def write(self) -> WrittenFiles:
         """Write this rank's file alone, one piece in memory at a time. Raise CheckpointError on a fault."""
-        written = Written([], {})
+        written = WrittenFiles([], {})
         if not self._items:
             return written
         name = f"__{dist.get_rank()}_0.distcp"

@@ -16,7 +16,7 @@ from mrl.models.hf_config import HfConfig
 from mrl.models.kernels.low_rank import merged
 from mrl.models.stored_names import StoredBox
 from mrl.training.checkpoint.reader import DistributedCheckpoint
-from mrl.training.hf.base import require_base, section_of
+from mrl.training.hf.base import lora_section, require_base
 from mrl.training.hf.read_values import read_boxes
 
 
@@ -26,10 +26,10 @@ class AdaptedWeights:
     def __init__(
         self, stored: DistributedCheckpoint, source: Path, hf: HfConfig, saved: Mapping[str, Any]
     ) -> None:
-        """Open the adapters; `saved` is the manifest's description of them (base.about_adapters). Raise
+        """Open the adapters; `saved` is the manifest's description of them (base.adapter_identity). Raise
         CheckpointError if the checkpoint does not contain these adapters of this folder."""
         require_base(saved, source)
-        self.lora, family = section_of(saved), family_of(hf)
+        self.lora, family = lora_section(saved), family_of(hf)
         self._stored, self._source, self._family, self._hf = stored, source, family, hf
         self.changed = changed_tensors(family, hf, self.lora)
         """Checkpoint tensor -> stored names of its A and B."""

@@ -40,7 +40,7 @@ def combined_digest(files: Mapping[str, str]) -> str:
     return xxhash.xxh3_128(listed.encode()).hexdigest()
 
 
-def run_about(model: ModelSection, training: TrainingSection, digest: str) -> dict[str, Any]:
+def run_identity(model: ModelSection, training: TrainingSection, digest: str) -> dict[str, Any]:
     """Return what a checkpoint records about its run, which a resumed run must match.
 
     `digest` is that of the weights in model.path (combined_digest), empty if they are not loaded. Path, file
@@ -58,12 +58,12 @@ def run_about(model: ModelSection, training: TrainingSection, digest: str) -> di
         config_digest = xxhash.xxh3_128(computed.encode()).hexdigest()
         about["model"] = {"digest": digest, "config_digest": config_digest, **_place(model.path)}
     if training.lora is not None:
-        about["lora"] = about_adapters(training.lora, model.path, digest)
+        about["lora"] = adapter_identity(training.lora, model.path, digest)
     return about
 
 
 def digest_like(saved: Mapping[str, Any] | None, path: str) -> str:
-    """Return the digest of the weights in `path`; `saved` (run_about's "model") has it if files are equal."""
+    """Return the digest of the weights in `path`; `saved` (run_identity's "model") has it if files are equal."""
     if saved is not None and all(saved.get(name) == value for name, value in _place(path).items()):
         return str(saved["digest"])
     return combined_digest(file_digests(path))
@@ -78,18 +78,18 @@ def _place(path: str) -> dict[str, Any]:
     }
 
 
-def about_adapters(lora: LoraSection, path: str, digest: str) -> dict[str, Any]:
+def adapter_identity(lora: LoraSection, path: str, digest: str) -> dict[str, Any]:
     """Return what the manifest of an adapter checkpoint records about them."""
     return lora.model_dump(mode="json") | {"base": path, "base_digest": digest}
 
 
-def section_of(saved: Mapping[str, Any]) -> LoraSection:
-    """Return the settings in the result of about_adapters()."""
+def lora_section(saved: Mapping[str, Any]) -> LoraSection:
+    """Return the settings in the result of adapter_identity()."""
     return LoraSection(**{name: saved[name] for name in LoraSection.model_fields})
 
 
 def require_base(saved: Mapping[str, Any], source: Path) -> None:
-    """Raise CheckpointError unless the adapters of about_adapters() were trained on the folder's weights."""
+    """Raise CheckpointError unless the adapters of adapter_identity() were trained on the folder's weights."""
     if combined_digest(file_digests(source)) != saved["base_digest"]:
         raise CheckpointError(
             f"the weights in {source} are not those that the adapters were trained on ({saved['base']}); "

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from mrl.errors import CheckpointError, ConfigError
 from mrl.files import commit_folder, start_folder, sync, usual_mode, write_durably
 from mrl.models.families import family_of
-from mrl.models.folder_form import FolderForm, FolderTensor
+from mrl.models.folder_form import FolderFormat, FolderTensor
 from mrl.models.hf_config import QUANTIZATION, HfConfig
 from mrl.models.stored_names import VOCABULARY, StoredBox, stored_boxes
 from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint
@@ -52,7 +52,7 @@ class ShardFiles:
     """Tensors of a folder, by file."""
 
     tensors: dict[str, FolderTensor]
-    carried: dict[str, Path]
+    copied_unchanged: dict[str, Path]
     """Tensors copied unchanged from a source -> the source's file."""
     split: StateDictSplit
 
@@ -77,16 +77,16 @@ def plan_files(source: Path, hf_config: HfConfig, *, dtype: str, file_bytes: int
     """Plan the files of an export in `dtype` (torch spelling) from config.json and tensor names in `source`,
     if any. Reads no weights. Raise ConfigError if it lacks tensors that an export carries along."""
     family, stored = family_of(hf_config), _files_of(source)
-    carried = {name: file for name, file in stored.items() if name.startswith(family.carried)}
+    carried = {name: file for name, file in stored.items() if name.startswith(family.copied_prefixes)}
     if "vision_config" in hf_config and not carried:
         raise ConfigError(
-            f"{source} has no tensors under {', '.join(family.carried)}, which its config.json describes and "
+            f"{source} has no tensors under {', '.join(family.copied_prefixes)}, which its config.json describes and "
             "an export carries along; download them again"
         )
     checkpoint = family.checkpoint_tensors(hf_config, dtype=dtype)
     folder_tensors = [
-        *FolderForm.of(stored).tensors(checkpoint),
-        *FolderForm().tensors(describe_tensors(carried)),
+        *FolderFormat.of(stored).tensors(checkpoint),
+        *FolderFormat().tensors(describe_tensors(carried)),
     ]
     tensors = {tensor.name: tensor for tensor in folder_tensors}
     shapes = {name: _empty(tensor, device="meta") for name, tensor in tensors.items()}
@@ -128,7 +128,7 @@ def export_checkpoint(
     partial = start_folder(out)
     try:
         for name, tensors in files.members.items():
-            _write_file(partial / name, tensors, weights, files.carried)
+            _write_file(partial / name, tensors, weights, files.copied_unchanged)
         if files.split.is_sharded:
             index = {"metadata": files.split.metadata, "weight_map": files.split.tensor_to_filename}
             write_durably(partial / INDEX, json.dumps(index, indent=2).encode())
@@ -152,7 +152,7 @@ class Weights(Protocol):
         ...
 
 
-class StoredWeights:
+class CheckpointWeights:
     """Checkpoint with all weights."""
 
     def __init__(self, stored: DistributedCheckpoint, hf_config: HfConfig) -> None:
@@ -170,7 +170,9 @@ def weights_of(
     """Return a checkpoint's weights, merged from adapters with `lora`; raise CheckpointError if absent."""
     stored = DistributedCheckpoint(checkpoint)
     return (
-        StoredWeights(stored, hf_config) if lora is None else AdaptedWeights(stored, source, hf_config, lora)
+        CheckpointWeights(stored, hf_config)
+        if lora is None
+        else AdaptedWeights(stored, source, hf_config, lora)
     )
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from mrl.errors import ConfigError
 from mrl.models import int4, microscaling
 from mrl.models.family import Family
-from mrl.models.folder_form import FolderForm, FolderTensor
+from mrl.models.folder_form import FolderFormat, FolderTensor
 from mrl.models.hf_config import HfConfig, language_model
 from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor
 
@@ -94,7 +94,7 @@ def check_files(
         expected,
         folder=folder,
         tied=bool(hf_config.get("tie_word_embeddings", False)),
-        untrained=(*family.untrained(hf_config), *family.carried),
+        untrained=(*family.untrained_prefixes(hf_config), *family.copied_prefixes),
     )
     return files, left_out
 
@@ -109,7 +109,7 @@ def check_names(
 ) -> set[str]:
     """Require every expected tensor and nothing else; a stored copy of a tied output layer is allowed. Return
     the names that are left out because they begin with one of `untrained`."""
-    form = FolderForm.of(files)
+    form = FolderFormat.of(files)
     names = {name for tensor in expected for name in form.stored_names(tensor)}
     left_out = {name for name in files if name.startswith(untrained)}
     present = set(files) - left_out - ({"lm_head.weight"} if tied else set())
@@ -122,7 +122,7 @@ def check_names(
 
 def _check_headers(files: Mapping[str, Path], expected: Iterable[CheckpointTensor]) -> None:
     """Raise ConfigError unless the files' headers have the expected shapes and readable types."""
-    form, headers = FolderForm.of(files), _headers(files)
+    form, headers = FolderFormat.of(files), _headers(files)
     for tensor in form.tensors(expected):
         shapes = _stored_shapes(form, tensor)
         for name, shape in shapes.items():
@@ -150,7 +150,7 @@ def _headers(files: Mapping[str, Path]) -> dict[str, tuple[list[int], str]]:
     return headers
 
 
-def _stored_shapes(form: FolderForm, tensor: FolderTensor) -> dict[str, tuple[int, ...]]:
+def _stored_shapes(form: FolderFormat, tensor: FolderTensor) -> dict[str, tuple[int, ...]]:
     """Return the stored tensors of one wide tensor, with their shapes."""
     first = tensor.parts[0][0]
     names = form.stored_names(first)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from mrl.files import commit_folder, start_folder, sync, usual_mode, write_durably
-from mrl.models.adapters import a_of, b_of
+from mrl.models.adapters import lora_a_name, lora_b_name
 from mrl.training.hf.adapted import AdaptedWeights
 from mrl.training.hf.export_folder import require_new
 
@@ -30,8 +30,8 @@ def export_adapter(weights: AdaptedWeights, out: Path, *, base: str, dtype: str,
     values = {}
     for tensor, (a, b) in weights.changed.items():
         # q, k and v share one A, but a file contains no tensor twice
-        values[PREFIX + a_of(tensor)] = halves[a].clone()
-        values[PREFIX + b_of(tensor)] = halves[b]
+        values[PREFIX + lora_a_name(tensor)] = halves[a].clone()
+        values[PREFIX + lora_b_name(tensor)] = halves[b]
     with usual_mode(partial / "adapter_model.safetensors"):
         save_file(values, partial / "adapter_model.safetensors", metadata={"format": "pt"})
     sync(partial / "adapter_model.safetensors")

@@ -19,11 +19,11 @@ from torch import Tensor
 from mrl.errors import ConfigError
 from mrl.models import int4, microscaling
 from mrl.models.family import Family
-from mrl.models.folder_form import FolderForm, Home
+from mrl.models.folder_form import FolderFormat, FolderLocation
 from mrl.models.hf_config import HfConfig
 from mrl.models.kernels import float8
 from mrl.models.kernels.mxfp4 import dequantise_microscaled
-from mrl.models.tensors import BLOCK, CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import BLOCK, CheckpointTensor, LocalTensor, TensorSlice
 from mrl.resharding.planner.boxes import Box
 from mrl.training.hf.hf_folder import (
     check_files,
@@ -52,7 +52,7 @@ def load_pieces(
     expected: Iterable[CheckpointTensor],
 ) -> None:
     """Copy every piece to its place, dequantised if needed; padding becomes 0. Shapes must match."""
-    pieces: list[tuple[Piece, Tensor]] = []
+    pieces: list[tuple[TensorSlice, Tensor]] = []
     for local, tensor in targets:
         covered = sum(math.prod(piece.shape) for piece in local.pieces)
         if covered != tensor.numel():
@@ -77,8 +77,8 @@ def _stored_boxes(
     files: Mapping[str, Path], expected: Iterable[CheckpointTensor], boxes: Sequence[tuple[str, Box]]
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield (index, stored values, dequantised if needed), file by file and by name."""
-    form, expected = FolderForm.of(files), list(expected)
-    homes, tensors = form.homes(expected), {tensor.name: tensor for tensor in expected}
+    form, expected = FolderFormat.of(files), list(expected)
+    homes, tensors = form.locations(expected), {tensor.name: tensor for tensor in expected}
     by_file: dict[Path, list[int]] = defaultdict(list)
     for index in sorted(range(len(boxes)), key=lambda n: boxes[n][0]):
         by_file[files[form.stored_names(tensors[boxes[index][0]])[0]]].append(index)
@@ -140,7 +140,11 @@ class _OpenFiles(ExitStack):
 
 
 def _values(
-    opened: _OpenFiles, names: Sequence[str], home: Home, start: tuple[int, ...], shape: tuple[int, ...]
+    opened: _OpenFiles,
+    names: Sequence[str],
+    home: FolderLocation,
+    start: tuple[int, ...],
+    shape: tuple[int, ...],
 ) -> Tensor:
     """Read a box of a checkpoint tensor; `names` are the stored tensor and, for float8, its scales."""
     stored = opened.slice(names[0], home.tensor.shape)

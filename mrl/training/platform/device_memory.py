@@ -7,7 +7,7 @@ import gc
 import torch
 
 
-def give_back(device: torch.device) -> None:
+def release_cached(device: torch.device) -> None:
     """Return unused memory to the device; on CPU freed memory is already the system's.
 
     torch caches freed blocks in the process, where other processes cannot use them. Tensors in reference

@@ -26,7 +26,7 @@ class HostCopies:
     def __init__(self, device: torch.device, *, keep: bool) -> None:
         """Keep the buffers after a restore for reuse (`keep`), or free them."""
         self._device, self._keep = device, keep
-        self._slabs: list[Slab] = []
+        self._slabs: list[HostBuffer] = []
         self._places: dict[Tensor, Tensor] = {}
         self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)
 
@@ -104,7 +104,7 @@ class HostCopies:
         if not sum(sizes):
             self._places |= {t: torch.empty(t.shape, dtype=t.dtype) for t in new}
             return
-        self._slabs.append(slab := Slab(sum(sizes), pinned=self._stream is not None))
+        self._slabs.append(slab := HostBuffer(sum(sizes), pinned=self._stream is not None))
         end = 0
         for tensor, size in zip(new, sizes, strict=True):
             place = slab.buffer[end : end + tensor.nbytes]
@@ -112,7 +112,7 @@ class HostCopies:
             end += size
 
 
-class Slab:
+class HostBuffer:
     """Host memory in whole pages, registered with the driver if pinned."""
 
     def __init__(self, num_bytes: int, *, pinned: bool) -> None:

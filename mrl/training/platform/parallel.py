@@ -19,7 +19,7 @@ from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUs
 
 from mrl.cpu import megatron_calls
 from mrl.errors import CheckpointError, ConfigError, MrlError
-from mrl.models.layout import Layout, Place
+from mrl.models.layout import Layout, RankCoordinates
 from mrl.resharding.wire.meeting import TCP
 
 
@@ -31,7 +31,7 @@ def start_process_groups(
     store: str,
     seed: int,
     collective_seconds: float,
-) -> tuple[torch.device, Place]:
+) -> tuple[torch.device, RankCoordinates]:
     """Join all ranks at the address of a store (`wire.meeting.Meeting`) and build Megatron's groups. Their
     collectives fail after `collective_seconds`."""
     if world_size != layout.world_size:
@@ -62,7 +62,7 @@ def start_process_groups(
     )
     _seed_generators(seed + rank)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
-    place = layout.place(rank)
+    place = layout.coordinates(rank)
     _check_place(place)
     return device, place
 
@@ -84,7 +84,7 @@ def _start_device(rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _check_place(place: Place) -> None:
+def _check_place(place: RankCoordinates) -> None:
     ours = (place.tp, place.cp, place.pp, place.dp, place.ep, place.etp)
     megatron = (
         parallel_state.get_tensor_model_parallel_rank(),
@@ -136,7 +136,7 @@ def reduce_metrics(parts: Iterable[Mapping[str, Tensor]], *, device: torch.devic
     return {name: _combine_metric(name, [rank[name] for rank in everyone if name in rank]) for name in names}
 
 
-def joined[T](own: Mapping[str, T]) -> dict[str, T]:
+def gather_entries[T](own: Mapping[str, T]) -> dict[str, T]:
     """Return the entries of all ranks, sorted by name, on all of them."""
     everyone: list[Mapping[str, T]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, own)

@@ -115,7 +115,7 @@ class ParameterMemory:
             raise WeightSyncError("parameter memory was released more often than it was leased")
         self.leases -= 1
 
-    def require_own(self, action: str) -> None:
+    def require_idle(self, action: str) -> None:
         """Raise WeightSyncError while a peer reads, or while the parameters are off-loaded."""
         self._check_present(action)
         self.require_unleased(action)
@@ -175,9 +175,9 @@ class ParameterMemory:
         self.generation += 1
 
     @contextlib.contextmanager
-    def borrowed(self, action: str) -> Iterator[None]:
+    def preserved(self, action: str) -> Iterator[None]:
         """Let the block overwrite the buffers, and restore them after. Raise WeightSyncError while leased."""
-        self.require_own(action)
+        self.require_idle(action)
         self._copy()
         self._copies.wait()
         try:
@@ -186,9 +186,9 @@ class ParameterMemory:
             self._restore()
 
     @contextlib.contextmanager
-    def holding(self, snapshot: HostCopies, action: str) -> Iterator[None]:
+    def swapped_in(self, snapshot: HostCopies, action: str) -> Iterator[None]:
         """Put a snapshot() into the buffers for the block. Raise WeightSyncError while leased."""
-        with self.borrowed(action):
+        with self.preserved(action):
             snapshot.restore(self._parameters)
             yield
 

@@ -12,7 +12,7 @@ from mrl.agents.environment_client import EnvironmentClient
 from mrl.agents.environment_limits import Deadlines
 from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.episode import EndedBy
-from mrl.agents.pool import EnvironmentPool
+from mrl.agents.pool import EnvironmentWorkers
 from mrl.errors import RolloutError
 from tests.support.environments import FILE
 from tests.support.processes import children
@@ -21,9 +21,9 @@ SPECS = {"counting": EnvironmentSpec(FILE + "Counting")}
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[EnvironmentPool]:
+def pool() -> Iterator[EnvironmentWorkers]:
     deadlines = Deadlines(reset_seconds=60.0, step_seconds=60.0, close_seconds=1.0, memory_mib=1024)
-    with EnvironmentPool(SPECS, deadlines) as made:
+    with EnvironmentWorkers(SPECS, deadlines) as made:
         yield made
 
 
@@ -40,7 +40,7 @@ async def episode(client: EnvironmentClient, index: int, turns: int, opened: lis
     return answer.turn
 
 
-def test_many_episodes_answer_turn_after_turn(pool: EnvironmentPool) -> None:
+def test_many_episodes_answer_turn_after_turn(pool: EnvironmentWorkers) -> None:
     async def all_of() -> list[int]:
         client = EnvironmentClient(pool)
         return await asyncio.gather(*(episode(client, n, 1 + n % 3) for n in range(12)))
@@ -49,7 +49,9 @@ def test_many_episodes_answer_turn_after_turn(pool: EnvironmentPool) -> None:
     assert pool.num_open == 0
 
 
-def test_places_are_given_in_the_order_of_prompts_and_a_validation_has_its_own(pool: EnvironmentPool) -> None:
+def test_places_are_given_in_the_order_of_prompts_and_a_validation_has_its_own(
+    pool: EnvironmentWorkers,
+) -> None:
     async def all_of() -> list[int]:
         client, opened = EnvironmentClient(pool, max_open=2), list[int]()
         order = (5, 6, 9, 3, 8, 4, 7, -1)
@@ -60,7 +62,9 @@ def test_places_are_given_in_the_order_of_prompts_and_a_validation_has_its_own(p
     assert set(opened[:3]) == {5, 6, -1} and opened[3:] == [3, 4, 7, 8, 9]
 
 
-def test_a_cancelled_episode_gives_its_place_back_and_closes_its_environment(pool: EnvironmentPool) -> None:
+def test_a_cancelled_episode_gives_its_place_back_and_closes_its_environment(
+    pool: EnvironmentWorkers,
+) -> None:
     async def all_of() -> int:
         client, opened = EnvironmentClient(pool, max_open=1), asyncio.Event()
 
@@ -81,7 +85,7 @@ def test_a_cancelled_episode_gives_its_place_back_and_closes_its_environment(poo
     assert asyncio.run(all_of()) == 1 and pool.num_open == 0
 
 
-def test_a_host_that_dies_is_an_answer_and_the_next_episode_has_another(pool: EnvironmentPool) -> None:
+def test_a_host_that_dies_is_an_answer_and_the_next_episode_has_another(pool: EnvironmentWorkers) -> None:
     async def all_of() -> tuple[object, int]:
         client = EnvironmentClient(pool)
         async with client.opened((0, 0), "0.0/0", "counting", {"turns": 2}, 7) as environment:
@@ -98,7 +102,7 @@ def test_a_host_that_dies_is_an_answer_and_the_next_episode_has_another(pool: En
     assert fault is EnvironmentFault.HOST_LOST and turns == 1
 
 
-def test_what_the_pool_refuses_is_raised_where_it_was_asked(pool: EnvironmentPool) -> None:
+def test_what_the_pool_refuses_is_raised_where_it_was_asked(pool: EnvironmentWorkers) -> None:
     async def unknown() -> None:
         async with EnvironmentClient(pool).opened((0, 0), "0.0/0", "chess", {}, 7) as environment:
             await environment.opening()

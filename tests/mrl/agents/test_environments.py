@@ -8,7 +8,7 @@ import pytest
 
 from mrl.agents.environment_registry import find_environment, names
 from mrl.agents.envs.calculator import Calculator, calculator_rows
-from mrl.agents.tool_calls import ToolCall, calls_in
+from mrl.agents.tool_calls import ToolCall, parse_tool_calls
 from mrl.agents.tools.arithmetic_tool import value_of
 from mrl.agents.tools.tool import ToolBox, ToolError, shorten
 
@@ -41,7 +41,7 @@ def test_the_calculator_is_asked_and_then_answered() -> None:
     assert env.reset({"expression": "37*58"}, 0) == ""
     turn = '<tool_call>{"name": "calculator", "arguments": {"expression": "37*58"}}</tool_call>'
     schemas = {t["function"]["name"]: t["function"]["parameters"] for t in env.tools}
-    calls = [call for call in calls_in(turn, "hermes", schemas) if isinstance(call, ToolCall)]
+    calls = [call for call in parse_tool_calls(turn, "hermes", schemas) if isinstance(call, ToolCall)]
     assert env.step(turn, calls).observation == [{"role": "tool", "content": "2146"}]
     end = env.step("37*58 = 2146", [])
     assert (end.reward, end.done, end.info) == (1.0, True, {"calls": 1})

@@ -25,7 +25,7 @@ def _turn(episode: Episode, tokens: list[int], *, version: int = 3, is_cut: bool
 
 
 def _observe(episode: Episode, tokens: list[int], **answer: Any) -> None:
-    episode.answered("said", **answer)
+    episode.record_answer("said", **answer)
     episode.observe(np.asarray(tokens, np.int32))
 
 
@@ -37,7 +37,7 @@ def test_two_turns() -> None:
     _observe(episode, [7, 8, 9], reward=0.25, seconds=2.0)
     assert episode.state is EpisodeState.WANTS_TOKENS and episode.context().tolist() == [1, 2, 5, 6, 7, 8, 9]
     _turn(episode, [10], version=4)
-    episode.answered("", reward=1.0)
+    episode.record_answer("", reward=1.0)
     episode.end(EndedBy.ENV_DONE, "right")
     sample = episode.sample(PROMPT, 3, status=Status.FINISHED, text="words")
     assert sample.sample_id == "4.3" and (sample.domain, sample.tag) == ("games", "t")
@@ -106,7 +106,7 @@ def test_one_bad_call_too_many() -> None:
     episode = Episode(np.asarray([1], np.int32), dataclasses.replace(WIDE, max_bad_calls=1))
     for ended_by in (None, EndedBy.BAD_CALL):
         _turn(episode, [2])
-        episode.answered("no such tool")
+        episode.record_answer("no such tool")
         episode.bad_call()
         assert episode.ended_by is ended_by
         if ended_by is None:
@@ -116,21 +116,21 @@ def test_one_bad_call_too_many() -> None:
 def test_what_a_limit_ended_is_truncated_and_what_we_ended_has_failed() -> None:
     kinds = {status: {end.value for end in EndedBy if end.status is status} for status in Status}
     assert kinds[Status.TRUNCATED] == {"turn_limit", "context_limit", "token_limit"}
-    assert kinds[Status.FAILED] == {end.value for end in EndedBy if end.is_ours}
+    assert kinds[Status.FAILED] == {end.value for end in EndedBy if end.is_infrastructure_failure}
 
 
 def test_a_turn_that_is_cut_ends_it_and_the_first_reason_stays() -> None:
     episode = Episode(np.asarray([1], np.int32), WIDE)
     _turn(episode, [2, 3], is_cut=True)
     episode.end(EndedBy.ENV_CRASHED)
-    assert episode.ended_by is EndedBy.TOKEN_LIMIT and not EndedBy.TOKEN_LIMIT.is_ours
+    assert episode.ended_by is EndedBy.TOKEN_LIMIT and not EndedBy.TOKEN_LIMIT.is_infrastructure_failure
     with pytest.raises(RolloutError, match="an answer of the environment came for an episode that is ended"):
-        episode.answered("late")
+        episode.record_answer("late")
 
 
 def test_out_of_turn_and_without_sense() -> None:
     episode = Episode(np.asarray([1], np.int32), WIDE)
-    for answer in (lambda: episode.answered(""), lambda: episode.observe(np.asarray([2], np.int32))):
+    for answer in (lambda: episode.record_answer(""), lambda: episode.observe(np.asarray([2], np.int32))):
         with pytest.raises(RolloutError, match="an episode that is wants_tokens"):
             answer()
     with pytest.raises(RolloutError, match="without tokens"):
@@ -140,12 +140,12 @@ def test_out_of_turn_and_without_sense() -> None:
         _turn(episode, [3])
     for reward in (float("nan"), float("inf")):
         with pytest.raises(RolloutError, match=r"turn 1 got the reward (nan|inf), "):
-            episode.answered("", reward=reward)
+            episode.record_answer("", reward=reward)
     assert episode.turns[0].reward is None and episode.num_tokens == 1
 
 
 def test_ends_that_are_ours_are_told_from_the_policys() -> None:
-    ours = {end for end in EndedBy if end.is_ours}
+    ours = {end for end in EndedBy if end.is_infrastructure_failure}
     assert {end.value for end in ours} == {
         "env_crashed",
         "env_unreachable",

@@ -9,11 +9,11 @@ import time
 import psutil
 import pytest
 
-from mrl.agents.answer import EnvironmentAnswer
+from mrl.agents.answer import EnvironmentResult
 from mrl.agents.environment_limits import Deadlines
 from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.episode import EndedBy
-from mrl.agents.pool import EnvironmentPool
+from mrl.agents.pool import EnvironmentWorkers
 from tests.support.environments import FILE
 from tests.support.processes import children
 
@@ -31,10 +31,12 @@ def faults_of(episodes: int) -> list[str]:
     return faults
 
 
-def played(pool: EnvironmentPool, faults: list[str], open_at_once: int) -> dict[str, list[EnvironmentAnswer]]:
+def played(
+    pool: EnvironmentWorkers, faults: list[str], open_at_once: int
+) -> dict[str, list[EnvironmentResult]]:
     """All episodes to their ends; the answers of each."""
     waiting = collections.deque(enumerate(faults))
-    found: dict[str, list[EnvironmentAnswer]] = {}
+    found: dict[str, list[EnvironmentResult]] = {}
     heard = time.monotonic()
     while waiting or pool.num_open:
         while waiting and pool.num_open < open_at_once:
@@ -59,7 +61,7 @@ def held(pid: int) -> int:
 def test_faults_are_counted_and_never_scored(episodes: int) -> None:
     faults = faults_of(episodes)
     deadlines = Deadlines(reset_seconds=STEP_SECONDS, step_seconds=STEP_SECONDS, close_seconds=1.0)
-    with EnvironmentPool({"faulty": EnvironmentSpec(FILE + "Faulty")}, deadlines) as pool:
+    with EnvironmentWorkers({"faulty": EnvironmentSpec(FILE + "Faulty")}, deadlines) as pool:
         played(pool, [""] * 32, 32)
         (host,) = children("mrl.agents.host")
         before = held(host.pid)
@@ -73,7 +75,7 @@ def test_faults_are_counted_and_never_scored(episodes: int) -> None:
         if not fault:
             assert last.ended_by is EndedBy.ENV_DONE and last.turn == 3 and last.reward == 1.0
             continue
-        assert last.ended_by is not None and last.ended_by.is_ours, "never scored"
+        assert last.ended_by is not None and last.ended_by.is_infrastructure_failure, "never scored"
         assert last.fault is not None and last.fault.value == COUNTED[fault] and last.reward is None
         assert last.turn == 1 + number % 3
     assert max(answer.seconds for answers in found.values() for answer in answers) <= 2 * STEP_SECONDS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mrl.agents.render import Observation, TurnRenderer
-from mrl.agents.tool_calls import calls_in
+from mrl.agents.tool_calls import parse_tool_calls
 from mrl.rewards.visible import visible_text, with_opened_thought
 from tests.support import chat_tokenizers
 from tests.support.hostile_texts import texts
@@ -23,8 +23,8 @@ TOOLS = {
 }
 RENDERER = TurnRenderer(chat_tokenizers.qwen(), roles=("tool",))
 READERS: dict[str, Callable[[str], Any]] = {
-    "hermes": lambda text: calls_in(text, "hermes", TOOLS),
-    "json": lambda text: calls_in(text, "json", TOOLS),
+    "hermes": lambda text: parse_tool_calls(text, "hermes", TOOLS),
+    "json": lambda text: parse_tool_calls(text, "json", TOOLS),
     "visible": visible_text,
     "opened": lambda text: with_opened_thought(text, text),
     "observed": lambda text: RENDERER.after(None, [Observation(text, "tool")]),

@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from mrl.agents.answer import EnvironmentAnswer, EnvironmentFault, decode_answer
+from mrl.agents.answer import EnvironmentFault, EnvironmentResult, decode_answer
 from mrl.agents.environment_limits import Deadlines
 from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.episode import EndedBy
-from mrl.agents.pool import EnvironmentPool
+from mrl.agents.pool import EnvironmentWorkers
 from mrl.agents.tool_calls import ToolCall
 from mrl.errors import ConfigError, RolloutError
 from tests.support.environments import FILE
@@ -31,21 +31,21 @@ SPECS = {
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[EnvironmentPool]:
-    with EnvironmentPool(
+def pool() -> Iterator[EnvironmentWorkers]:
+    with EnvironmentWorkers(
         SPECS, Deadlines(reset_seconds=60.0, step_seconds=60.0, close_seconds=1.0, memory_mib=1024)
     ) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[EnvironmentPool]:
-    with EnvironmentPool(SPECS, Deadlines(step_seconds=0.5)) as made:
+def hasty() -> Iterator[EnvironmentWorkers]:
+    with EnvironmentWorkers(SPECS, Deadlines(step_seconds=0.5)) as made:
         yield made
 
 
-def answers(pool: EnvironmentPool, count: int) -> dict[str, EnvironmentAnswer]:
-    found: list[EnvironmentAnswer] = []
+def answers(pool: EnvironmentWorkers, count: int) -> dict[str, EnvironmentResult]:
+    found: list[EnvironmentResult] = []
     until = time.monotonic() + PATIENCE
     while len(found) < count:
         assert time.monotonic() < until, f"{len(found)} of {count} answers"
@@ -54,7 +54,7 @@ def answers(pool: EnvironmentPool, count: int) -> dict[str, EnvironmentAnswer]:
     return {answer.key: answer for answer in found}
 
 
-def begun(pool: EnvironmentPool, key: str, environment: str, **task: Any) -> EnvironmentAnswer:
+def begun(pool: EnvironmentWorkers, key: str, environment: str, **task: Any) -> EnvironmentResult:
     pool.open(key, environment, task, 7)
     return answers(pool, 1)[key]
 
@@ -64,7 +64,7 @@ def hosts() -> set[psutil.Process]:
     return {*children("mrl.agents.host")}
 
 
-def test_an_episode_from_reset_to_done(pool: EnvironmentPool) -> None:
+def test_an_episode_from_reset_to_done(pool: EnvironmentWorkers) -> None:
     opening = begun(pool, "a", "counting", turns=2)
     assert opening.turn == 0 and opening.reward is None and opening.ended_by is None
     assert opening.messages[0]["role"] == "user" and opening.messages[0]["content"].startswith("seed 7")
@@ -76,14 +76,18 @@ def test_an_episode_from_reset_to_done(pool: EnvironmentPool) -> None:
     last = answers(pool, 1)["a"]
     assert [message["content"] for message in last.messages] == ["add: 5", "add: 5"]
     assert last.messages[0]["role"] == "tool" and last.info == {"added": 5}
-    assert last.ended_by is EndedBy.ENV_DONE and not last.ended_by.is_ours and last.fault is None
+    assert (
+        last.ended_by is EndedBy.ENV_DONE
+        and not last.ended_by.is_infrastructure_failure
+        and last.fault is None
+    )
     with pytest.raises(RolloutError, match="is over"):
         pool.step("a", "more")
     pool.close("a")
     assert pool.num_open == 0
 
 
-def test_the_seed_is_that_of_the_process_too(pool: EnvironmentPool) -> None:
+def test_the_seed_is_that_of_the_process_too(pool: EnvironmentWorkers) -> None:
     said = []
     for key in ("one", "two"):
         said.append(begun(pool, key, "counting", turns=1).messages)
@@ -129,7 +133,7 @@ def test_a_fault_has_a_name_and_ends_its_episode_alone(pool, fault, counted, end
 
 
 @pytest.mark.parametrize("fault", ["hang", "spin"])
-def test_a_step_has_a_deadline(hasty: EnvironmentPool, fault: str) -> None:
+def test_a_step_has_a_deadline(hasty: EnvironmentWorkers, fault: str) -> None:
     begun(hasty, fault, "faulty", fault=fault)
     hasty.step(fault, "")
     answer = answers(hasty, 1)[fault]
@@ -138,20 +142,20 @@ def test_a_step_has_a_deadline(hasty: EnvironmentPool, fault: str) -> None:
     hasty.close(fault)
 
 
-def test_what_an_environment_prints_holds_nobody_up(pool: EnvironmentPool) -> None:
+def test_what_an_environment_prints_holds_nobody_up(pool: EnvironmentWorkers) -> None:
     begun(pool, "loud", "faulty", fault="prints")
     pool.step("loud", "")
     assert answers(pool, 1)["loud"].reward == 1.0
     pool.close("loud")
 
 
-def test_a_fault_at_reset(pool: EnvironmentPool) -> None:
+def test_a_fault_at_reset(pool: EnvironmentWorkers) -> None:
     answer = begun(pool, "early", "faulty", fault="raise", at=0)
     assert answer.ended_by is EndedBy.ENV_CRASHED and "an environment's own mistake" in answer.reason
     pool.close("early")
 
 
-def test_an_opening_of_another_shape_is_a_fault(pool: EnvironmentPool) -> None:
+def test_an_opening_of_another_shape_is_a_fault(pool: EnvironmentWorkers) -> None:
     for key, says in (("number", 5), ("tool", [{"role": "tool", "content": "x"}]), ("bare", [{"text": "x"}])):
         assert begun(pool, key, "counting", turns=1, says=says).fault is EnvironmentFault.CONTRACT
         pool.close(key)
@@ -163,7 +167,7 @@ def test_an_opening_of_another_shape_is_a_fault(pool: EnvironmentPool) -> None:
 def test_an_episode_that_is_closed_is_closed_in_its_process(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     spec = EnvironmentSpec(FILE + "Counting", {"closed": str(closed)})
-    with EnvironmentPool({"counting": spec}) as pool:
+    with EnvironmentWorkers({"counting": spec}) as pool:
         for seed in range(4):
             pool.open(str(seed), "counting", {"turns": 3}, seed)
         answers(pool, 4)
@@ -173,7 +177,7 @@ def test_an_episode_that_is_closed_is_closed_in_its_process(tmp_path: Path) -> N
     assert sorted(closed.read_text().split()) == ["0", "1", "2", "3"]
 
 
-def test_a_host_that_is_killed_is_replaced(pool: EnvironmentPool) -> None:
+def test_a_host_that_is_killed_is_replaced(pool: EnvironmentWorkers) -> None:
     begun(pool, "first", "counting", turns=9)
     (host,) = [host for host in hosts() if host.children()]
     guests = host.children()
@@ -190,7 +194,7 @@ def test_a_host_that_is_killed_is_replaced(pool: EnvironmentPool) -> None:
 
 def test_a_host_that_says_nothing_is_given_up() -> None:
     others = hosts()
-    with EnvironmentPool(SPECS, Deadlines(step_seconds=0.2), host_seconds=0.3) as pool:
+    with EnvironmentWorkers(SPECS, Deadlines(step_seconds=0.2), host_seconds=0.3) as pool:
         begun(pool, "first", "counting", turns=9)
         (stopped,) = hosts() - others
         os.kill(stopped.pid, signal.SIGSTOP)
@@ -199,7 +203,7 @@ def test_a_host_that_says_nothing_is_given_up() -> None:
     assert answer.fault is EnvironmentFault.HOST_LOST and "is silent" in answer.reason
 
 
-def test_an_environment_describes_itself(pool: EnvironmentPool) -> None:
+def test_an_environment_describes_itself(pool: EnvironmentWorkers) -> None:
     said = pool.describe("counting")
     assert said.replayable and list(said.schemas()) == ["add"] and said.schemas()["add"]["required"] == ["n"]
     assert pool.describe("faulty").tools == ()
@@ -214,7 +218,7 @@ def test_an_environment_describes_itself(pool: EnvironmentPool) -> None:
     ],
 )
 def test_what_cannot_be_had_is_told_at_the_start(spec: EnvironmentSpec, says: str) -> None:
-    with EnvironmentPool({"it": spec}) as pool, pytest.raises(ConfigError, match=says):
+    with EnvironmentWorkers({"it": spec}) as pool, pytest.raises(ConfigError, match=says):
         pool.describe("it")
 
 
@@ -231,11 +235,11 @@ def test_a_file_that_cannot_be_read_is_told_at_the_start(text: str, says: str, t
     name = f"{tmp_path / 'own.py'}:Env"
     (tmp_path / "own.py").write_text(text)
     said = re.escape(f"agent.environment = {name!r}: {tmp_path / 'own.py'} cannot be imported: {says}")
-    with EnvironmentPool({"it": EnvironmentSpec(name)}) as pool, pytest.raises(ConfigError, match=said):
+    with EnvironmentWorkers({"it": EnvironmentSpec(name)}) as pool, pytest.raises(ConfigError, match=said):
         pool.describe("it")
 
 
-def test_a_pool_is_used_by_its_rules(pool: EnvironmentPool) -> None:
+def test_a_pool_is_used_by_its_rules(pool: EnvironmentWorkers) -> None:
     with pytest.raises(RolloutError, match="no environment 'other'"):
         pool.open("k", "other", {}, 0)
     with pytest.raises(RolloutError, match="not valid JSON"):

@@ -11,12 +11,12 @@ import pytest
 
 from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.envs.python_maths import PythonMaths
-from mrl.agents.pool import EnvironmentPool
+from mrl.agents.pool import EnvironmentWorkers
 from mrl.agents.tool_calls import ToolCall
 from mrl.agents.tools.python import Python, Shell
 from mrl.agents.tools.tool import ToolError
 from mrl.rewards.code import cgroup
-from mrl.rewards.code.sandbox import find_boundary
+from mrl.rewards.code.sandbox import find_sandbox
 from tests.support.processes import children
 
 GSM8K = Path(__file__).parents[2] / "data/gsm8k/test.jsonl"
@@ -89,7 +89,7 @@ def test_what_a_cell_prints_is_cut(python: Python) -> None:
 
 
 def test_a_shell_keeps_its_files_and_has_no_network() -> None:
-    if not find_boundary().has_cgroup:
+    if not find_sandbox().has_cgroup:
         pytest.skip("no cgroup can be made here, and without one the sandbox starts no process")
     shell = Shell(seconds=2.0)
     assert shell.run("echo hello > /tmp/file; ls /tmp") == "file\n"
@@ -114,7 +114,7 @@ def test_a_gsm8k_row_is_computed_and_answered() -> None:
 
 
 def test_an_episode_that_is_given_up_leaves_no_process() -> None:
-    with EnvironmentPool({"maths": EnvironmentSpec("python_maths")}) as pool:
+    with EnvironmentWorkers({"maths": EnvironmentSpec("python_maths")}) as pool:
         pool.open("key", "maths", {"answer": "1"}, 0)
         assert pool.poll(120.0)[0].fault is None
         pool.step("key", "", [ToolCall("python", {"code": "1"})])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mrl.agents.tool_calls import BadCall, ToolCall, calls_in
+from mrl.agents.tool_calls import BadCall, ToolCall, parse_tool_calls
 
 TOOLS: dict[str, dict[str, Any]] = {
     "add": {
@@ -28,12 +28,12 @@ def _hermes(*bodies: str) -> str:
 
 def test_calls_in_order() -> None:
     say = '{"name": "say", "arguments": {"text": "</think> \\"x\\" }{"}}'
-    assert calls_in(_hermes(ADD, ADD.replace("1", "7")), "hermes", TOOLS) == [
+    assert parse_tool_calls(_hermes(ADD, ADD.replace("1", "7")), "hermes", TOOLS) == [
         ToolCall("add", {"a": 1, "b": 2}),
         ToolCall("add", {"a": 7, "b": 2}),
     ]
-    assert calls_in(f"[{ADD}, {ADD}]", "json", TOOLS) == 2 * [ToolCall("add", {"a": 1, "b": 2})]
-    assert calls_in(_hermes(say.replace("</think> ", "")), "hermes", TOOLS) == [
+    assert parse_tool_calls(f"[{ADD}, {ADD}]", "json", TOOLS) == 2 * [ToolCall("add", {"a": 1, "b": 2})]
+    assert parse_tool_calls(_hermes(say.replace("</think> ", "")), "hermes", TOOLS) == [
         ToolCall("say", {"text": '"x" }{'})
     ]
 
@@ -43,13 +43,13 @@ def test_calls_in_order() -> None:
     "text", ["the answer is 17", "", f"<think>{_hermes(ADD)}", f"<think>{ADD}</think> done"]
 )
 def test_text_without_a_call_makes_none(text: str, format: Any) -> None:
-    assert calls_in(text, format, TOOLS) == []
+    assert parse_tool_calls(text, format, TOOLS) == []
 
 
 def test_a_call_behind_a_thought_counts_and_one_inside_does_not() -> None:
     thought = f"<think>{_hermes(ADD)}</think>"
-    assert calls_in(thought + "no", "hermes", TOOLS) == []
-    assert calls_in(thought + _hermes(ADD), "hermes", TOOLS) == [ToolCall("add", {"a": 1, "b": 2})]
+    assert parse_tool_calls(thought + "no", "hermes", TOOLS) == []
+    assert parse_tool_calls(thought + _hermes(ADD), "hermes", TOOLS) == [ToolCall("add", {"a": 1, "b": 2})]
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,15 @@ def test_a_call_behind_a_thought_counts_and_one_inside_does_not() -> None:
     ],
 )
 def test_what_cannot_be_carried_out(body: str, reason: str) -> None:
-    (found,) = calls_in(_hermes(body), "hermes", TOOLS)
+    (found,) = parse_tool_calls(_hermes(body), "hermes", TOOLS)
     assert isinstance(found, BadCall) and reason in found.reason and len(found.reason) < 500
 
 
 def test_a_call_may_be_in_the_form_of_llama_or_of_mistral() -> None:
     llama = ADD.replace("arguments", "parameters")
-    assert calls_in(llama, "json", TOOLS) == [ToolCall("add", {"a": 1, "b": 2})]
+    assert parse_tool_calls(llama, "json", TOOLS) == [ToolCall("add", {"a": 1, "b": 2})]
     mistral = f'[{ADD[:-1]}, "id": "9Ab3xYz01", "type": "function"}}]'
-    assert calls_in(mistral, "json", TOOLS) == [ToolCall("add", {"a": 1, "b": 2}, "9Ab3xYz01")]
+    assert parse_tool_calls(mistral, "json", TOOLS) == [ToolCall("add", {"a": 1, "b": 2}, "9Ab3xYz01")]
 
 
 @pytest.mark.parametrize("format", ["hermes", "json"])
@@ -94,7 +94,7 @@ def test_a_turn_of_very_many_calls_is_one_bad_call(format: Any) -> None:
     """The answers to all of them would be longer than an environment may answer, which is a fault of ours."""
     for count in (64, 65):
         text = _hermes(*[ADD] * count) if format == "hermes" else f"[{','.join([ADD] * count)}]"
-        found = calls_in(text, format, TOOLS)
+        found = parse_tool_calls(text, format, TOOLS)
         assert len(found) == (64 if count == 64 else 1) and isinstance(found[0], BadCall) == (count == 65)
 
 
@@ -102,15 +102,15 @@ def test_a_turn_of_very_many_calls_is_one_bad_call(format: Any) -> None:
 def test_items_that_are_to_differ(items: str) -> None:
     tools = {"say": {"type": "object", "properties": {"all": {"type": "array", "uniqueItems": True}}}}
     call = '{"name": "say", "arguments": {"all": %s}}'
-    (found,) = calls_in(call % items, "json", tools)
+    (found,) = parse_tool_calls(call % items, "json", tools)
     assert isinstance(found, BadCall) and "wrong at all: a list has an item twice" in found.reason
     for others in ('[1, true, "1"]', '[0, false, null, [], {}, ""]', '[{"a": 1}, {"b": 1}]'):
-        assert isinstance(calls_in(call % others, "json", tools)[0], ToolCall)
+        assert isinstance(parse_tool_calls(call % others, "json", tools)[0], ToolCall)
 
 
 @pytest.mark.parametrize("text", ["<tool_call>" + ADD, ADD + "</tool_call>", _hermes(ADD) + "<tool_call>"])
 def test_a_mark_without_its_other_half(text: str) -> None:
-    assert isinstance(calls_in(text, "hermes", TOOLS)[-1], BadCall)
+    assert isinstance(parse_tool_calls(text, "hermes", TOOLS)[-1], BadCall)
 
 
 def test_random_calls_come_back() -> None:
@@ -119,4 +119,6 @@ def test_random_calls_come_back() -> None:
         texts = ["".join(rng.choices(letters, k=rng.randint(0, 12))) for _ in range(rng.randint(1, 3))]
         calls = [{"name": "say", "arguments": {"text": text}} for text in texts]
         response = _hermes(*(json.dumps(call, ensure_ascii=rng.random() < 0.5) for call in calls))
-        assert calls_in(response, "hermes", TOOLS) == [ToolCall("say", {"text": text}) for text in texts]
+        assert parse_tool_calls(response, "hermes", TOOLS) == [
+            ToolCall("say", {"text": text}) for text in texts
+        ]

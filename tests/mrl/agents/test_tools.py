@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mrl.agents.answer import EnvironmentAnswer
+from mrl.agents.answer import EnvironmentResult
 from mrl.agents.environment import Unreachable
 from mrl.agents.environment_limits import Deadlines
 from mrl.agents.environment_registry import EnvironmentSpec
-from mrl.agents.pool import EnvironmentPool
+from mrl.agents.pool import EnvironmentWorkers
 from mrl.agents.tool_calls import ToolCall
 from mrl.agents.tools.mcp import McpServer
 from mrl.agents.tools.search import Search, build_index
@@ -124,7 +124,7 @@ def test_tools_are_made_as_settings_name_them(index: str) -> None:
 
 def test_an_environment_with_a_server_is_hosted() -> None:
     spec = EnvironmentSpec("python_maths", {"tools": [{"kind": "mcp", "command": SERVER}]})
-    with EnvironmentPool(
+    with EnvironmentWorkers(
         {"maths": spec}, Deadlines(reset_seconds=200.0, step_seconds=100.0, close_seconds=20.0)
     ) as pool:
         assert "double" in pool.describe("maths").schemas()
@@ -136,6 +136,6 @@ def test_an_environment_with_a_server_is_hosted() -> None:
         assert said(pool).reward == 1.0
 
 
-def said(pool: EnvironmentPool) -> EnvironmentAnswer:
+def said(pool: EnvironmentWorkers) -> EnvironmentResult:
     (answer,) = pool.poll(120.0)
     return answer

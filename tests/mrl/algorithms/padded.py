@@ -63,7 +63,7 @@ def tokens_of(
     """Checked tokens; scores are [B] or per token."""
     place = packed(logprobs, loss_mask, segment_ids, num_tokens, num_sequences)
     if scores is not None and scores.shape != loss_mask.shape:
-        scores = place.segments.spread(scores)
+        scores = place.segments.to_tokens(scores)
     named = {"logprobs": logprobs, "old_logprobs": old_logprobs, "advantages": advantages, "scores": scores}
     given = {name: values.reshape(-1) for name, values in named.items() if values is not None}
     arrays = checked(given, place.mask, place.segments)
@@ -177,7 +177,7 @@ def estimate(
     """(advantages, returns) in the shape and dtype of token_rewards; lam is 1 by default."""
     segments, mask = segments_of(loss_mask, segment_ids), loss_mask.bool().reshape(-1)
     if has_reward is not None:
-        mask = mask & segments.spread(has_reward)
+        mask = mask & segments.to_tokens(has_reward)
     named = {"token_rewards": token_rewards, "values": values, "reward_mask": reward_mask}
     tokens = {key: each.reshape(-1) for key, each in named.items() if each is not None}
     weights_by_part = {str(index): weight for index, weight in enumerate(part_weights or [])}

@@ -13,7 +13,7 @@ import torch
 from mrl.algorithms.objective import Objective
 from mrl.algorithms.tokens import Segments
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.loops.staleness import ages_of, by_age, oldest, token_counts
+from mrl.loops.staleness import drift_by_staleness, largest_staleness, staleness_metrics, token_counts
 from mrl.samples import TrainBatch
 from tests.support.samples import make_groups, make_sample
 
@@ -119,7 +119,7 @@ def test_weights_and_ratios_are_exact_across_versions(kind: str, old_logprobs: s
 
 def test_sample_sizes_and_kl_by_age_are_those_of_the_formulas() -> None:
     batch, new = case(3)
-    found = by_age(batch, new)
+    found = drift_by_staleness(batch, new)
     for age in (1, 2):
         log_w = [
             new[t] - batch.arrays["rollout_logprobs"][t]
@@ -142,16 +142,16 @@ def test_ages_are_counted_over_the_tokens_of_the_policy() -> None:
         for n, own in enumerate(versions)
     ]
     groups = make_groups(samples)
-    assert oldest(groups, 3) == {
+    assert largest_staleness(groups, 3) == {
         "policy/age_steps": 2.0,
         "policy/aged_token_frac": pytest.approx(4 / 11),
         "group/aged_frac": 0.5,
     }
-    found = ages_of(groups, 3)
+    found = staleness_metrics(groups, 3)
     assert found["policy/age_mean"] == pytest.approx(5 / 11)
     fractions = {age: found[f"policy/age_frac/{age}"] for age in (0, 1, 2)}
     assert fractions == pytest.approx({0: 7 / 11, 1: 3 / 11, 2: 1 / 11})
-    assert oldest([], 3)["policy/age_steps"] == 0.0 and ages_of([], 3) == {}
+    assert largest_staleness([], 3)["policy/age_steps"] == 0.0 and staleness_metrics([], 3) == {}
 
 
 @pytest.mark.parametrize("versions", [[[3, 3], [3]], [[5, 5], [5]], [[1, 1], [1]], [[2, 3], [3]], [[], []]])

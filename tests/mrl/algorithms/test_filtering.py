@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mrl.algorithms.filtering import Account, Decision, keep
+from mrl.algorithms.filtering import Decision, DecisionCounts, decide
 from mrl.config.sections.shaping import FilterSection
 
 SPREAD = FilterSection()
@@ -23,30 +23,30 @@ MEAN = FilterSection(min_reward_range=None, mean_range=(0.0, 1.0))
 def test_golden(golden, section, variant) -> None:
     case = golden("F05")
     groups = {name: np.array(rewards, float) for name, rewards in case.inputs["groups"].items()}
-    found = dict(zip(groups, keep(section, list(groups.values())), strict=True))
+    found = dict(zip(groups, decide(section, list(groups.values())), strict=True))
     for name, expected in case.expected.items():
         assert (found[name] is Decision.KEPT) == expected[variant], name
 
 
 def test_reasons() -> None:
     rewards = [[1, 1], [0, 0], [0.5, 0.5], [0, 1], [1], [np.nan, np.nan], [np.nan, 1, 0], [0.9, 0.9 + 1e-9]]
-    found = keep(SPREAD, [np.array(r, float) for r in rewards])
+    found = decide(SPREAD, [np.array(r, float) for r in rewards])
     names = ["all_correct", "all_wrong", "no_spread", "kept", "all_correct", "no_reward", "kept", "no_spread"]
     assert [d.value for d in found] == names
     both = FilterSection(mean_range=(0.2, 0.8))
-    assert keep(both, [np.array([0, 0, 0, 0, 0, 1.0]), np.array([0, 1.0])]) == [
+    assert decide(both, [np.array([0, 0, 0, 0, 0, 1.0]), np.array([0, 1.0])]) == [
         Decision.MEAN_OUTSIDE,
         Decision.KEPT,
     ]
     wide = FilterSection(min_reward_range=0.5)
-    assert keep(wide, [np.array([0.5, 1.0])]) == [Decision.NO_SPREAD]
+    assert decide(wide, [np.array([0.5, 1.0])]) == [Decision.NO_SPREAD]
 
 
 def test_rates_divide_groups_by_groups(golden) -> None:
     case = golden("F09")
-    account = Account()
-    account.add(keep(SPREAD, [np.zeros(4), np.ones(4)]), ["maths", "maths"])
-    account.add(keep(SPREAD, [np.array([0, 1, 1, 1.0])] * 2), ["maths", "code"])
+    account = DecisionCounts()
+    account.add(decide(SPREAD, [np.zeros(4), np.ones(4)]), ["maths", "maths"])
+    account.add(decide(SPREAD, [np.array([0, 1, 1, 1.0])] * 2), ["maths", "code"])
     metrics = account.metrics()
     assert metrics["group/kept_frac"] == case.expected["groups kept / prompts consumed"]
     assert metrics["group/generated"] == case.inputs["prompts_consumed"]
@@ -54,9 +54,9 @@ def test_rates_divide_groups_by_groups(golden) -> None:
     assert metrics["group/all_correct_frac"] == metrics["group/all_wrong_frac"] == 0.25
     assert metrics["group/kept_frac/code"] == 1.0
     assert metrics["group/kept_frac/maths"] == pytest.approx(1 / 3)
-    assert Account().metrics() == {"group/generated": 0.0}
+    assert DecisionCounts().metrics() == {"group/generated": 0.0}
 
 
 def test_infinite_rewards_are_refused() -> None:
     with pytest.raises(ValueError, match="rewards: inf"):
-        keep(SPREAD, [np.array([np.inf, 0.0])])
+        decide(SPREAD, [np.array([np.inf, 0.0])])

@@ -15,11 +15,11 @@ from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 from mrl.loops.throughput import peak_flops
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
-from mrl.models.rope import parameters
-from mrl.prepare.new_model import ensure
+from mrl.models.rope import rope_settings
+from mrl.prepare.new_model import ensure_model
 
 PUBLISHED = {
     # Elements in the published safetensors, without those of multi-token-prediction layers and of models of images;
@@ -104,13 +104,13 @@ def test_a_new_model_is_planned_as_it_will_be_made(family: str, tmp_path: Path) 
     rows.write_text('{"prompt": "What is 1 + 2?", "answer": "3"}\n')
     model = ModelSection.model_validate({"path": str(folder), "new": {**TINY, "family": family}})
     planned = find_facts(model).hf
-    ensure(model, [str(rows)], seed=0)
+    ensure_model(model, [str(rows)], seed=0)
     made = find_facts(model).hf
     told_when_made = {"vocab_size", "architectures", "dtype", "pad_token_id"}
     assert {k: v for k, v in planned.items() if k not in told_when_made} == {
         k: v for k, v in made.items() if k not in told_when_made
     }
-    assert parameters(planned) and requirements.layout_errors(planned, Layout(), lora=None) == []
+    assert rope_settings(planned) and requirements.layout_errors(planned, Layout(), lora=None) == []
 
 
 def test_an_unknown_model_is_refused() -> None:
@@ -152,7 +152,7 @@ def test_operations_agree_with_those_torch_counts(tied: bool) -> None:
     model, length = transformers.AutoModelForCausalLM.from_config(hf), 96
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, length, dtype=torch.long))
-    facts = Facts(hf.to_dict() | {"model_type": "qwen3"}, "test")
+    facts = ModelSize(hf.to_dict() | {"model_type": "qwen3"}, "test")
     norms = 3 * (2 * 256 + 2 * 32) + 256
     ours = facts.forward_flops(length, length**2) - 2 * norms * length
     assert ours == counter.get_total_flops()

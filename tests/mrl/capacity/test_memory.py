@@ -10,7 +10,7 @@ from mrl.capacity.activations import Counter, activations, in_flight
 from mrl.capacity.advice import advise
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import load_hardware
-from mrl.capacity.host_memory import RESULT_BYTES, TOKEN_BYTES, pool_bytes
+from mrl.capacity.host_memory import RESULT_BYTES, TOKEN_BYTES, rollout_buffer_bytes
 from mrl.capacity.memory_timeline import SlotMemory, timeline
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.rollout_memory import engine_memory
@@ -234,7 +234,7 @@ SLOT = SlotMemory(
     critic=2048,
     activations=8,
     working=16,
-    lessons=0,
+    teacher_targets=0,
     log_prob_working=32,
     engine_weights=64,
     engine_working=128,
@@ -342,7 +342,7 @@ def test_groups_that_wait_for_their_step_lie_in_the_drivers_memory() -> None:
     plain, kept = moments(), moments(*ahead)
     groups, longest = 4 * 128, 16 * (2048 * 4 + 8192 * 20)
     assert len(plain) == 2 and kept == [parts | {"pool": groups * longest} for parts in plain]
-    assert pool_bytes(load([recipe], ahead)) == groups * longest
+    assert rollout_buffer_bytes(load([recipe], ahead)) == groups * longest
     small = hardware.model_copy(update={"host_memory_bytes": sum(kept[0].values()) - 1})
     errors = advise(Estimate(load([recipe], ahead), small)).errors
     assert any("'engines serve'" in line and "pool 1.4 GB" in line for line in errors), errors

@@ -133,7 +133,7 @@ def test_every_category_is_within_five_per_cent(layout, recompute, dtype, tmp_pa
     stages = stage_memory(facts, training)
     planned = {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0}
     for rank in range(sizes.world_size):
-        stage = sizes.place(rank).pp
+        stage = sizes.coordinates(rank).pp
         kept = activations(
             facts, training, sizes, stage=stage, tokens=TOKENS, num_microbatches=1, fused=False
         )

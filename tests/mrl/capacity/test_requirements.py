@@ -38,7 +38,7 @@ def layouts(seed: int) -> list[Layout]:
 
 def refusal_of_any_rank(hf: dict[str, object], layout: Layout) -> list[str]:
     try:
-        for place in layout.places():
+        for place in layout.all_coordinates():
             family_of(hf).local_tensors(hf, layout, place)
     except ConfigError as error:
         return [str(error)]

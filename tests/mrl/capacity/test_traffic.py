@@ -4,7 +4,7 @@ import pytest
 
 from mrl.capacity.traffic import Traffic, planned_traffic, traffic
 from mrl.config.sections.rollout import RolloutSection
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
 from mrl.rollout.quantised import require_whole_blocks
@@ -58,7 +58,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("hf", [QWEN, DEEPSEEK], ids=["qwen3_moe", "deepseek_v3"])
 @pytest.mark.parametrize(("layout", "tp", "experts_whole"), LAYOUTS)
 def test_bytes_are_the_planners(hf: dict, layout: Layout, tp: int, experts_whole: bool) -> None:
-    facts = Facts(hf, "test")
+    facts = ModelSize(hf, "test")
     rollout = RolloutSection(tp=tp, expert_parallel=experts_whole)
     check(facts, rollout, layout)
 
@@ -74,7 +74,7 @@ def test_bytes_are_the_planners(hf: dict, layout: Layout, tp: int, experts_whole
     ],
 )
 def test_bytes_of_engines_with_dp_ranks_are_the_planners(hf: dict, layout: Layout, dp: int, tp: int) -> None:
-    facts, rollout = Facts(hf, "test"), RolloutSection(dp=dp, tp=tp, expert_parallel=True)
+    facts, rollout = ModelSize(hf, "test"), RolloutSection(dp=dp, tp=tp, expert_parallel=True)
     for own_slots in (0, 3 * dp * tp):
         found = check(facts, rollout, layout, own_slots=own_slots)
         engine = engine_manifests.engine_rank_manifests(
@@ -89,11 +89,11 @@ def test_bytes_of_engines_with_dp_ranks_are_the_planners(hf: dict, layout: Layou
 @pytest.mark.parametrize("engines", [1, 3])
 def test_bytes_between_pools_are_the_planners(layout, tp, experts_whole, engines) -> None:
     rollout = RolloutSection(tp=tp, expert_parallel=experts_whole)
-    found = check(Facts(QWEN, "test"), rollout, layout, own_slots=engines * tp)
+    found = check(ModelSize(QWEN, "test"), rollout, layout, own_slots=engines * tp)
     assert sum(found.local) == 0 and found.need[: layout.world_size] == [0] * layout.world_size
 
 
-def check(facts: Facts, rollout: RolloutSection, layout: Layout, own_slots: int = 0) -> Traffic:
+def check(facts: ModelSize, rollout: RolloutSection, layout: Layout, own_slots: int = 0) -> Traffic:
     """The closed formulas against the plan."""
     closed = traffic(facts, rollout, layout, gpus_per_node=4, own_slots=own_slots)
     planned = planned_traffic(facts, rollout, layout, gpus_per_node=4, own_slots=own_slots)
@@ -117,7 +117,7 @@ WIDE = {
 
 @pytest.mark.parametrize(("layout", "tp", "experts_whole"), LAYOUTS)
 def test_bytes_of_quantised_engines_are_the_planners(layout: Layout, tp: int, experts_whole: bool) -> None:
-    facts = Facts(QWEN | WIDE, "test")
+    facts = ModelSize(QWEN | WIDE, "test")
     rollout = RolloutSection(tp=tp, expert_parallel=experts_whole, quantization="fp8_block")
     closed = traffic(facts, rollout, layout, gpus_per_node=4)
     planned = planned_traffic(facts, rollout, layout, gpus_per_node=4)
@@ -129,7 +129,7 @@ def test_bytes_of_quantised_engines_are_the_planners(layout: Layout, tp: int, ex
 
 
 def test_cut_query_groups_ask_the_planner() -> None:
-    facts = Facts(QWEN | {"num_key_value_heads": 2}, "test")
+    facts = ModelSize(QWEN | {"num_key_value_heads": 2}, "test")
     layout, rollout = Layout(tp=4, dp=1, ep=4), RolloutSection(tp=2)
     assert traffic(facts, rollout, layout, gpus_per_node=4) == planned_traffic(
         facts, rollout, layout, gpus_per_node=4
@@ -138,7 +138,7 @@ def test_cut_query_groups_ask_the_planner() -> None:
 
 def test_a_known_case_by_hand() -> None:
     """Two slots, EP2 in training, two engines of one rank: each lacks the other half of the experts and nothing else."""
-    facts = Facts(QWEN, "test")
+    facts = ModelSize(QWEN, "test")
     moved = traffic(facts, RolloutSection(tp=1), Layout(dp=2, ep=2), gpus_per_node=2)
     experts = facts.parameters_routed * 2
     assert moved.need == [facts.parameters_total * 2] * 2

@@ -18,15 +18,15 @@ from mrl.data.conversation import Encoder
 from mrl.data.tune_rows import (
     TuneRow,
     TuneRows,
-    batch_of,
+    build_tune_batch,
     load_training,
     load_validation_rows,
-    mismatched,
+    mismatched_rows,
+    num_steps,
     overlapping_rows,
-    rows_of_step,
-    steps_of,
+    step_row_numbers,
 )
-from mrl.data.tune_shapes import labelled, preferences
+from mrl.data.tune_shapes import read_labelled, read_pair
 from mrl.errors import DataError
 from tests.support.chat_tokenizers import CHATML, deepseek, llama, qwen
 
@@ -84,14 +84,14 @@ def test_every_shape_of_a_pair_is_the_same_tokens(row: dict[str, Any], make: Any
 
 def test_texts_are_split_where_both_dialogues_ask_the_same() -> None:
     begin = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: sum?\n\nAssistant:"
-    found = preferences({"chosen": begin + " 4", "rejected": begin + " 45"}, place="a:1")
+    found = read_pair({"chosen": begin + " 4", "rejected": begin + " 45"}, place="a:1")
     assert (found.prompt, found.responses) == (begin, (" 4", " 45"))
 
 
 def test_labelled_rows_and_pairs_taken_apart() -> None:
-    (one,) = labelled({"prompt": "a", "completion": "b", "label": False}, place="a:1")
+    (one,) = read_labelled({"prompt": "a", "completion": "b", "label": False}, place="a:1")
     assert (one.responses, one.sides) == (("b",), (False,))
-    both = labelled({"prompt": "a", "chosen": "b", "rejected": "c"}, place="a:1")
+    both = read_labelled({"prompt": "a", "chosen": "b", "rejected": "c"}, place="a:1")
     assert [(each.responses, each.sides) for each in both] == [(("b",), (True,)), (("c",), (False,))]
 
 
@@ -225,7 +225,7 @@ def test_long_pairs_leave_as_a_whole_or_end_the_run(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "chosen": "b", "rejected": answer} for answer in ("c", "c" * 50)]
     path = written(tmp_path / "a.jsonl", *rows)
     said = r"1 of 2 rows are longer than model\.max_length = 20; the longest has \d+ tokens \(.*a\.jsonl:2\)"
-    with pytest.raises(DataError, match=rf"a\.jsonl: {said}; raise the limit, or set tune\.data\.over_long"):
+    with pytest.raises(DataError, match=rf"a\.jsonl: {said}; raise the limit, or set tune\.data\.overlong"):
         loaded(path, qwen(), max_length=20)
     found = loaded(path, qwen(), max_length=20, data={"over_long": "filter"})
     assert len(found.rows) == 1 and re.search(f"1 rows; dropped: {said}", found.report)
@@ -259,17 +259,17 @@ def some_rows(tmp_path: Path, count: int) -> TuneRows:
 
 def test_epochs_visit_every_row_once_in_an_order_of_their_own(tmp_path: Path) -> None:
     rows, config = some_rows(tmp_path, 10), section("a", epochs=2, batch_rows=4)
-    assert steps_of(config, 10) == 5
-    drawn = np.concatenate([rows_of_step(rows, config, step=s, seed=3) for s in range(1, 6)])
+    assert num_steps(config, 10) == 5
+    drawn = np.concatenate([step_row_numbers(rows, config, step=s, seed=3) for s in range(1, 6)])
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
     assert drawn[:10].tolist() != drawn[10:].tolist()
-    np.testing.assert_array_equal(rows_of_step(rows, config, step=3, seed=3), drawn[8:12])
+    np.testing.assert_array_equal(step_row_numbers(rows, config, step=3, seed=3), drawn[8:12])
 
 
 def test_without_steps_and_epochs_every_row_is_visited_once(tmp_path: Path) -> None:
     rows, config = some_rows(tmp_path, 12), section("a", batch_rows=4)
-    assert steps_of(config, 12) == 3
-    drawn = np.concatenate([rows_of_step(rows, config, step=s, seed=3) for s in range(1, 4)])
+    assert num_steps(config, 12) == 3
+    drawn = np.concatenate([step_row_numbers(rows, config, step=s, seed=3) for s in range(1, 4)])
     assert sorted(drawn) == list(range(12))
     files = [{"path": "a", "probability": 1}, {"path": "b", "probability": 2}]
     with pytest.raises(ValueError, match="set steps instead"):
@@ -282,13 +282,13 @@ def test_files_with_shares_are_drawn_by_them(tmp_path: Path) -> None:
     files = (TuneFile(path=str(few), probability=3), TuneFile(path=str(many), probability=1))
     config = section(few, steps=1, batch_rows=4000).model_copy(update={"data": TuneDataSection(train=files)})
     rows = load_training(config, encoder(qwen()), max_length=100)
-    share = float((rows_of_step(rows, config, step=1, seed=0) == 0).mean())
+    share = float((step_row_numbers(rows, config, step=1, seed=0) == 0).mean())
     assert share == pytest.approx(0.75, abs=0.05)
 
 
 def test_a_batch_keeps_pairs_whole_and_knows_each_response(tmp_path: Path) -> None:
     rows = some_rows(tmp_path, 3)
-    batch = batch_of(rows.rows[1:], [1, 2], {1: [-1.0, -2.0], 2: [-3.0, -4.0]})
+    batch = build_tune_batch(rows.rows[1:], [1, 2], {1: [-1.0, -2.0], 2: [-3.0, -4.0]})
     assert batch.whole_groups and batch.group_ids.tolist() == [0, 0, 1, 1]
     assert batch.samples["side"].tolist() == [1, 0, 1, 0]
     assert batch.samples["ref_logprob"].tolist() == [-1, -2, -3, -4]
@@ -300,11 +300,11 @@ def test_mismatched_rows_have_another_prompts_response(tmp_path: Path) -> None:
     tokenizer = qwen()
     rows = [{"prompt": f"{i}", "chosen": f"c{i}", "rejected": f"r{i}"} for i in range(2)]
     found = loaded(written(tmp_path / "a.jsonl", *rows), tokenizer, name="kto").rows
-    texts = [tokenizer.decode(row.responses[0].tokens) for row in mismatched(found, max_length=100)]
+    texts = [tokenizer.decode(row.responses[0].tokens) for row in mismatched_rows(found, max_length=100)]
     end = tokenizer.eos_token
     assert texts == [f"0c1{end}", f"0c1{end}", f"1c0{end}", f"1c0{end}"]
     with pytest.raises(DataError, match="at least two prompts"):
-        mismatched(found[:2], max_length=100)
+        mismatched_rows(found[:2], max_length=100)
 
 
 def test_a_digest_sees_what_is_trained(tmp_path: Path) -> None:

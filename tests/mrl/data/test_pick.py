@@ -6,7 +6,7 @@ import pytest
 
 from mrl.config.sections.data import DataSection
 from mrl.data.load_rows import load_data
-from mrl.data.pick import pick_row
+from mrl.data.pick import find_row
 from mrl.errors import DataError
 from mrl.rewards.kinds.reward_section import RewardSection
 
@@ -19,9 +19,9 @@ def test_a_row_by_its_number_or_its_place(write_rows: Any, chat_tokenizer: Any) 
     section = DataSection(train=first, validation=second)
     loaded = load_data(section, MATHS, chat_tokenizer)
     for which, like in (("2", loaded.train[0].rows[1]), ("b.jsonl:1", loaded.validation[0].rows[0])):
-        picked = pick_row(section, MATHS, chat_tokenizer, which)
+        picked = find_row(section, MATHS, chat_tokenizer, which)
         assert (picked.row, picked.text, picked.ground_truth) == (like.row, like.text, like.ground_truth)
         assert (picked.messages, dict(picked.metadata)) == (like.messages, dict(like.metadata))
-    assert pick_row(section, MATHS, None, f"{second}:3").text == "0?"
+    assert find_row(section, MATHS, None, f"{second}:3").text == "0?"
     with pytest.raises(DataError, match=r"no row 'b\.jsonl:4'"):
-        pick_row(section, MATHS, None, "b.jsonl:4")
+        find_row(section, MATHS, None, "b.jsonl:4")

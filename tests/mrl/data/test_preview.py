@@ -12,7 +12,7 @@ import pytest
 from mrl.config.sections.data import ColumnMap, DataEntry, DataSection
 from mrl.data.conversation import Encoded
 from mrl.data.load_rows import load_data
-from mrl.data.preview import FilePreview, length_figures, of_source, of_tuned
+from mrl.data.preview import FilePreview, length_statistics, preview_source, preview_tune_file
 from mrl.data.tune_rows import TuneRow
 from mrl.rewards.kinds.reward_section import RewardSection
 
@@ -22,7 +22,7 @@ MATHS = RewardSection.model_validate({"kind": "maths"})
 def previews(tokenizer: Any, entry: DataEntry, *, rows: int = 2, **settings: Any) -> list[FilePreview]:
     section = DataSection(train=(entry,), **settings)
     source = load_data(section, MATHS, tokenizer).train[0]
-    return of_source("train", source, tokenizer, rows=rows)
+    return preview_source("train", source, tokenizer, rows=rows)
 
 
 def test_a_row_is_shown_as_the_policy_sees_it_with_its_special_tokens(write_rows, plain_tokenizer) -> None:
@@ -102,7 +102,7 @@ def test_a_pair_is_shown_in_three_parts(plain_tokenizer: Any) -> None:
         return Encoded(tokens, np.array([False, False, True, True]), 2)
 
     row = TuneRow("s.jsonl:1", (response("ab"), response("ac")), (True, False))
-    file = of_tuned("s.jsonl", [row, row], plain_tokenizer, rows=1)
+    file = preview_tune_file("s.jsonl", [row, row], plain_tokenizer, rows=1)
     (shown,) = file.first
     parts = [(each or "").split() for each in (shown.text, shown.response, shown.rejected)]
     assert parts == [["[BOS]", "a"], ["b", "[EOS]"], ["c", "[EOS]"]]
@@ -110,6 +110,6 @@ def test_a_pair_is_shown_in_three_parts(plain_tokenizer: Any) -> None:
 
 
 def test_a_histogram_has_a_bounded_number_of_lines() -> None:
-    found = length_figures(list(range(10, 1010)))["histogram"]
+    found = length_statistics(list(range(10, 1010)))["histogram"]
     assert len(found) <= 12 and sum(count for *_, count in found) == 1000
-    assert found[0][0] == 10 and found[-1][1] >= 1009 and length_figures([]) == {}
+    assert found[0][0] == 10 and found[-1][1] >= 1009 and length_statistics([]) == {}

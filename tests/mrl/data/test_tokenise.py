@@ -10,11 +10,11 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, dynamic_module_utils
 
 from mrl.data.row_shapes import DataRow
-from mrl.data.tokenise import AT_ONCE, decoder, encode_texts, pieces, render
+from mrl.data.tokenise import AT_ONCE, decoder, encode_texts, render, token_decoder
 from mrl.errors import ConfigError, DataError
 from mrl.models.families import FAMILIES
 from mrl.prepare.tokenizer import write_bpe
-from mrl.tokenizer_folder import AS_SAID, CLASSES, load_tokenizer
+from mrl.tokenizer_folder import AUTO_CLASS_TYPES, CLASSES, load_tokenizer
 
 OWN_TOKENIZER = """
 from transformers import PreTrainedTokenizer
@@ -125,7 +125,7 @@ def test_a_tokenizer_is_what_transformers_takes_the_folder_for(said: str, tmp_pa
     write_bpe([tmp_path / "texts.jsonl"], tmp_path, vocab_size=270)
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": said}))
-    assert "" in AS_SAID["TokenizersBackend"]
+    assert "" in AUTO_CLASS_TYPES["TokenizersBackend"]
     for model_type in ("", *FAMILIES):
         if model_type:
             (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
@@ -141,6 +141,6 @@ def test_the_texts_of_single_tokens_keep_their_spaces_and_join_to_the_whole() ->
     inner = Tokenizer(models.WordLevel({"\u2581one": 0, "\u2581two": 1, "s": 2, "</s>": 3}, unk_token="s"))
     inner.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
-    texts = pieces(tokenizer)(np.array([0, 1, 2, 1, 3], np.int32))
+    texts = token_decoder(tokenizer)(np.array([0, 1, 2, 1, 3], np.int32))
     assert texts[:4] == ["one", " two", "s", " two"] and texts[4].strip() == "</s>"
-    assert pieces(tokenizer)(np.zeros(0, np.int32)) == []
+    assert token_decoder(tokenizer)(np.zeros(0, np.int32)) == []

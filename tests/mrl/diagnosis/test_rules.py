@@ -255,7 +255,7 @@ def test_rows_that_are_no_numbers_and_steps_made_again() -> None:
         row["reward/mean"] = row["optim/grad_norm"] = "nan"
     assert ever(rows) == {}
     curves = Curves([*rows, {"no": "step"}, {"step": 3, "reward/mean": 0.5}])
-    assert curves.steps.tolist() == [0, 1, 2, 3] and curves.of("reward/mean")[-1] == 0.5
+    assert curves.steps.tolist() == [0, 1, 2, 3] and curves.values("reward/mean")[-1] == 0.5
 
 
 def test_curves_look_back_only() -> None:

@@ -91,7 +91,7 @@ class WorldEngine:
         self.paused = True
         for name, drawn in self._drawn.items():
             asked, before, future = self._open[name]
-            part = self._completion(self._request(asked, before), drawn, Status.PARKED)
+            part = self._completion(self._request(asked, before), drawn, Status.INTERRUPTED)
             self._open[name] = asked, join_completions(before, part), future
         count = len(self._drawn)
         self._drawn = {}
@@ -304,7 +304,7 @@ class World:
             await asyncio.gather(*tasks, return_exceptions=True)
         ledger = buffer._ledger
         dropped = sum(count for end, count in ledger.ends.items() if end is not GroupEnd.TRAINED)
-        assert len(self.trained) + dropped + ledger.on_the_way == ledger.next_index, (
+        assert len(self.trained) + dropped + ledger.num_in_flight == ledger.next_index, (
             "a prompt was lost or ended twice"
         )
         return checkpoint

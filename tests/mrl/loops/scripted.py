@@ -14,7 +14,7 @@ from mrl.data.prompt_stream import PromptStream
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.observe.phases import PhaseClock
-from mrl.rollout.engine_pool import Engines, Interrupted
+from mrl.rollout.engine_pool import Engines, PauseTotals
 from mrl.rollout.request import Completion, GenerationRequest, Sampling
 from mrl.rollout.seeds import sample_of
 from mrl.routes import Routes
@@ -57,8 +57,8 @@ class ScriptedEngines(Engines):
         completion = make_completion(asked, [1, 2], version=self.version, text="text")
         return dataclasses.replace(completion, routes=self.routes)
 
-    async def pause(self, *, snapshot: bool) -> Interrupted:
-        return Interrupted()
+    async def pause(self, *, snapshot: bool) -> PauseTotals:
+        return PauseTotals()
 
     def resume(self, *, training: bool = True) -> None: ...
 

@@ -34,7 +34,7 @@ from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.rollout.engine_pool import Engines, Interrupted
+from mrl.rollout.engine_pool import Engines, PauseTotals
 from mrl.rollout.request import Completion, GenerationRequest, Sampling, join_completions, next_request
 from mrl.rollout.seeds import sample_of, seed_of_request
 from mrl.routes import RouteRows, Routes
@@ -249,12 +249,12 @@ class TableEngines(Engines):
         finally:
             self.open.pop(asked.request_id, None)
 
-    async def pause(self, *, snapshot: bool) -> Interrupted:
+    async def pause(self, *, snapshot: bool) -> PauseTotals:
         self.paused, begun = True, [own for own in self.open.values() if own.tokens]
         for own in begun:
-            own.so_far = join_completions(own.so_far, self._completion(own, Status.PARKED))
+            own.so_far = join_completions(own.so_far, self._completion(own, Status.INTERRUPTED))
             own.begin()
-        return Interrupted(len(begun), sum(len(own.request.engine_prompt()) for own in begun))
+        return PauseTotals(len(begun), sum(len(own.request.engine_prompt()) for own in begun))
 
     def resume(self, *, training: bool = True) -> None:
         assert not self.rests, "the engines gave their memory away"
@@ -308,7 +308,7 @@ class TableEngines(Engines):
         own.logprobs.append(float(row[token]))
 
     def _completion(self, own: _Open, status: Status) -> Completion:
-        text = "" if status is Status.PARKED else self.speaks([*own.request.own_tokens, *own.tokens])
+        text = "" if status is Status.INTERRUPTED else self.speaks([*own.request.own_tokens, *own.tokens])
         return make_completion(
             own.request, own.tokens, logprobs=own.logprobs, version=self.version, status=status, text=text
         )

@@ -11,7 +11,7 @@ import pytest
 from mrl.errors import RolloutError
 from mrl.rollout import engine_messages
 from mrl.rollout.engine_client import EngineClient
-from mrl.rollout.engine_pool import Interrupted
+from mrl.rollout.engine_pool import PauseTotals
 from tests.mrl.loops.async_worlds import World, WorldBuffer, WorldPool
 
 
@@ -28,7 +28,7 @@ def test_every_world_keeps_its_promises(count: int) -> None:
 class ForgetsSnapshots(WorldPool):
     """Takes what a snapshot tells for all that came, earlier parts left out."""
 
-    async def _pause(self, client: EngineClient, snapshot: bool) -> engine_messages.PauseDone | Interrupted:
+    async def _pause(self, client: EngineClient, snapshot: bool) -> engine_messages.PauseDone | PauseTotals:
         done, parts = await client.pause(snapshot=snapshot)
         for part in parts:
             self._open[part.request_id].latest = part
@@ -46,7 +46,7 @@ class AdmitsMore(WorldBuffer):
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
-        self._admission = dataclasses.replace(self._admission, max_age=self._admission.max_age + 1)
+        self._admission = dataclasses.replace(self._admission, max_age=self._admission.max_staleness + 1)
 
 
 class BeginsAnew(WorldBuffer):

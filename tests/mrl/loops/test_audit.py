@@ -13,7 +13,7 @@ import pytest
 
 from mrl.cli import main
 from mrl.errors import WorkerLost
-from mrl.observe.ledger_log import LedgerLog, Standing
+from mrl.observe.ledger_log import InFlightPrompts, LedgerLog
 from mrl.report.audit import Audit, audit, audit_text
 from mrl.samples import Group, Sample
 from mrl.trajectories.group_messages import decode_group, encode_group
@@ -70,7 +70,7 @@ def test_each_prompt_once_over_three_deaths(
 ) -> None:
     died_thrice(tmp_path, *words, algorithm=algorithm)
     found = audit(tmp_path / "run")
-    assert found.holds and not found.twice and not found.skipped
+    assert found.passes and not found.twice and not found.skipped
     assert found.attempts == 4 and len(found.undone) >= 3, "no step was undone"
     trained = [index for line in found.lines for index in line["trained"]]
     assert len(trained) > 30 and bool(algorithm) == any(line["filtered"] for line in found.lines)
@@ -81,7 +81,7 @@ def test_each_prompt_once_over_three_deaths(
 def test_each_episode_once_over_three_deaths(tmp_path: Path) -> None:
     died_thrice(tmp_path, *STREAM, algorithm={"estimator": {"name": "grpo"}}, acts=episodes)
     found = audit(tmp_path / "run")
-    assert found.holds and sum(len(line["trained"]) for line in found.lines) == 14 * 4
+    assert found.passes and sum(len(line["trained"]) for line in found.lines) == 14 * 4
 
 
 def test_a_run_that_stops_tells_what_was_dropped_after_its_last_line(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_run_that_stops_tells_what_was_dropped_after_its_last_line(tmp_path: P
     start(again)
     assert again.loop.run() == "done"
     found = audit(tmp_path / "run")
-    assert found.holds and found.lines[2].starts and found.lines[2]["filtered"] == sorted(dropped)
+    assert found.passes and found.lines[2].starts and found.lines[2]["filtered"] == sorted(dropped)
 
 
 def test_what_came_from_weights_that_are_gone_is_dropped_and_counted(
@@ -130,7 +130,7 @@ def test_what_came_from_weights_that_are_gone_is_dropped_and_counted(
     assert any(s.prompt_index == changed[0] for s in samples)
     assert all((s.policy_versions < 20).all() for s in samples)
     found = audit(tmp_path / "run")
-    assert found.holds and "0 are from undone steps" in audit_text(found)
+    assert found.passes and "0 are from undone steps" in audit_text(found)
     assert "1 groups of the checkpoint" in capsys.readouterr().out
 
 
@@ -211,7 +211,7 @@ def test_other_files_must_agree(tmp_path: Path) -> None:
     undone = {"step": 2, "trained": "4", "on_the_way": "3", "next": 5}
     again = {"start": 2, "step": 2, "next": 5, "on_the_way": "3-4"}
     found = held_out(tmp_path, FIRST, ONE, undone, again, TWO)
-    assert found.holds and "1 samples of samples.jsonl agree, 1 are from undone steps" in audit_text(found)
+    assert found.passes and "1 samples of samples.jsonl agree, 1 are from undone steps" in audit_text(found)
     assert held_out(tmp_path, FIRST, ONE, TWO).other == [
         "samples.jsonl has prompt 4 in step 2, which did not train on it."
     ]
@@ -232,12 +232,12 @@ def test_a_line_that_is_none_of_a_ledger_is_named_and_passed_over(tmp_path: Path
     ]
     for line in foreign:
         found = held_out(tmp_path, FIRST, line, ONE, TWO)
-        assert found.holds, audit_text(found)
+        assert found.passes, audit_text(found)
         assert "ledger.jsonl: 1 of 4 lines are not rows" in audit_text(
             found
         ) and "first line 2" in audit_text(found)
     (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (FIRST, foreign[1])))
-    assert LedgerLog(tmp_path / "ledger.jsonl").start(1, Standing((), 0)) == [0]
+    assert LedgerLog(tmp_path / "ledger.jsonl").start(1, InFlightPrompts((), 0)) == [0]
 
 
 def test_a_cut_file_a_run_of_before_and_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,12 +247,12 @@ def test_a_cut_file_a_run_of_before_and_none(tmp_path: Path, capsys: pytest.Capt
     assert main(["audit", str(tmp_path)]) == 2
     assert "ledger.jsonl: 1 of 1 lines are not rows" in capsys.readouterr().err
     found = held_out(tmp_path, {"start": 1, "step": 8, "next": 30, "on_the_way": "28-29"})
-    assert found.holds and "had 7 steps before ledger.jsonl: the 28 prompts" in audit_text(found)
+    assert found.passes and "had 7 steps before ledger.jsonl: the 28 prompts" in audit_text(found)
     held_out(tmp_path, FIRST, ONE, TWO)
     whole = (tmp_path / "ledger.jsonl").read_text()
     (tmp_path / "ledger.jsonl").write_text(whole[:-9])
     found = audit(tmp_path)
-    assert found.holds and "1 of 3 lines are not rows (cut or damaged)" in audit_text(found)
+    assert found.passes and "1 of 3 lines are not rows (cut or damaged)" in audit_text(found)
 
 
 @pytest.mark.parametrize("inner", [".", "tune"])

@@ -19,7 +19,7 @@ from mrl.observe.phases import PhaseClock
 from mrl.rewards.visible import visible_text
 from mrl.rollout.request import Completion, GenerationRequest, Sampling
 from mrl.samples import Group, Prompt, Sample, Status
-from mrl.trajectories.group import OpenGroup
+from mrl.trajectories.group import GroupInFlight
 from mrl.trajectories.group_messages import decode_group, encode_group
 from tests.mrl.loops.table_policy import TableEngines, TableRun, config_of, thread_over
 from tests.support.runs import until
@@ -240,12 +240,12 @@ def halves(
     assert isinstance(engines, TableEngines)
     engines.tokens_per_step, engines.at_once, engines.stops_after = 1, 5, steps
 
-    def started(thread: RolloutThread, records: Sequence[Group]) -> list[OpenGroup]:
+    def started(thread: RolloutThread, records: Sequence[Group]) -> list[GroupInFlight]:
         samples = [group.samples for group in records] or [()] * len(prompts)
         pairs = list(zip(prompts, samples, strict=True))
         return thread.ask(lambda: [thread._rollouts.start(p, sampling, before) for p, before in pairs])
 
-    def saved(thread: RolloutThread, opened: Sequence[OpenGroup]) -> list[Group]:
+    def saved(thread: RolloutThread, opened: Sequence[GroupInFlight]) -> list[Group]:
         thread.pause(snapshot=True)
         return thread.ask(lambda: [thread._rollouts.saved(group) for group in opened])
 
@@ -267,7 +267,7 @@ def halves(
     return wholes[0], wholes[1], [s for group in made for s in group.samples]
 
 
-async def _whole(group: OpenGroup) -> Group:
+async def _whole(group: GroupInFlight) -> Group:
     return await group.task
 
 
@@ -276,7 +276,7 @@ def test_episodes_of_a_checkpoint_go_on_from_their_bytes(tmp_path: Path) -> None
     config = config_of(tmp_path, {})
     threads = thread_of(config, TableEnvironments()), thread_of(config, TableEnvironments(lateness=3))
     ours, theirs, given = halves(*threads, config, steps=12)
-    parked = [s for s in given if s.status is Status.PARKED]
+    parked = [s for s in given if s.status is Status.INTERRUPTED]
     assert any(s.transcript and s.transcript.turns for s in parked) and len(parked) < len(given)
     begun = [
         s
@@ -302,7 +302,9 @@ def test_an_episode_whose_environment_does_not_repeat_itself_begins_anew(tmp_pat
     threads = thread_of(config, TableEnvironments()), thread_of(config, Otherwise(), **rules)
     _, theirs, given = halves(*threads, config, steps=12, repeats=False)
     parked = {
-        s.sample_id: s for s in given if s.status is Status.PARKED and s.transcript and s.transcript.turns
+        s.sample_id: s
+        for s in given
+        if s.status is Status.INTERRUPTED and s.transcript and s.transcript.turns
     }
     restarted = [s for g in theirs for s in g.samples if s.transcript and s.transcript.restarts]
     assert restarted and {s.sample_id for s in restarted} <= set(parked)
@@ -370,7 +372,7 @@ def test_both_kinds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     config = config_of(tmp_path, {})
     threads = [mixed_over(config, TableEnvironments(lateness=lateness)) for lateness in (1, 3)]
     ours, theirs, given = halves(threads[0], threads[1], config, MIXED, steps=4)
-    assert {s.domain for s in given if s.status is Status.PARKED} == {"game", "plain"}
+    assert {s.domain for s in given if s.status is Status.INTERRUPTED} == {"game", "plain"}
     check_mixed(theirs)
     assert [encode_group(group) for group in ours] == [encode_group(group) for group in theirs]
 
@@ -414,7 +416,7 @@ def test_a_validation_does_not_wait_for_environments_of_interrupted_episodes(tmp
     held_out = [dataclasses.replace(prompt, index=-1 - prompt.index) for prompt in PROMPTS[:2]]
     thread.resume(training=False)
     assert len(thread.groups(held_out, Sampling.of(config))) == 2
-    assert all(group.num_unanswered for group in opened)
+    assert all(group.num_incomplete for group in opened)
     thread.resume()
     for group in opened:
         thread.do(_whole(group))

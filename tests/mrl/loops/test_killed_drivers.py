@@ -24,16 +24,16 @@ from mrl.agents.environment import Step
 from mrl.agents.environment_limits import Deadlines
 from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.episode import Limits
-from mrl.agents.pool import EnvironmentPool
+from mrl.agents.pool import EnvironmentWorkers
 from mrl.report.audit import audit, audit_text
-from mrl.trajectories.environment_rollout import Rules
+from mrl.trajectories.environment_rollout import EpisodeRules
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import DigitRenderer
 
 STEPS = 8
 STREAM = ("loop.schedule=stream", "stream.max_age=2", f"loop.steps={STEPS}")
 STREAM += ("loop.checkpoint={every_steps: 2, keep: 99}", "loop.phase_deadline_seconds=300")
-RULES = Rules("game", DigitRenderer(), Limits(8, 200, 200, 4, 1), retries=50, format="json", tools={})
+RULES = EpisodeRules("game", DigitRenderer(), Limits(8, 200, 200, 4, 1), retries=50, format="json", tools={})
 SECONDS = 800.0
 SPAWNED = multiprocessing.get_context("spawn")
 """The fork server of multiprocessing is the ranks' (tests/ranks.py), one in a process, with the imports that its first user named."""
@@ -59,7 +59,9 @@ def drive(folder: Path) -> None:
     """A start of the run, in a process of its own."""
     sys.stdout = sys.stderr = (folder / "log").open("a")
     states, specs = folder / "states", {"game": EnvironmentSpec(f"{__file__}:Game", {})}
-    with EnvironmentPool(specs, Deadlines(reset_seconds=10.0, step_seconds=5.0), host_seconds=10.0) as pool:
+    with EnvironmentWorkers(
+        specs, Deadlines(reset_seconds=10.0, step_seconds=5.0), host_seconds=10.0
+    ) as pool:
         config = config_of(folder, {"estimator": {"name": "grpo"}}, *STREAM)
         saved = sorted(path for path in states.iterdir() if path.suffix == ".pickle")
         state, table = pickle.loads(saved[-1].read_bytes()) if saved else ({"next_step": 0}, None)
@@ -154,7 +156,7 @@ def test_each_prompt_once_over_random_signals(seed: int, resumed: int, tmp_path:
             break
         assert process.exitcode in (-signal.SIGKILL, -signal.SIGTERM), (tmp_path / "log").read_text()[-3000:]
     found = audit(tmp_path / "run")
-    assert found.holds, f"{told}: {audit_text(found)}"
+    assert found.passes, f"{told}: {audit_text(found)}"
     trained = [
         line.step for line in found.lines if not line.starts
     ]  # a start may find that nothing is left to do

@@ -53,5 +53,5 @@ def test_each_prompt_once_whatever_engines_are_lost(words: tuple[str, ...], tmp_
     assert run.finished() == "done"
     assert mortal.num_lost > 3
     found = audit(tmp_path / "run")
-    assert found.holds, audit_text(found)
+    assert found.passes, audit_text(found)
     assert run.bounded_samples()

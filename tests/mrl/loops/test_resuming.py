@@ -35,7 +35,7 @@ def resumed(run: TableRun, folder: Path, *words: str) -> TableRun:
     again = run.resumed(config_of(folder, FILTER, "loop.steps=18", *SAVES, *words))
     assert again.finished() == "done"
     found = audit(folder / "run")
-    assert found.holds, audit_text(found)
+    assert found.passes, audit_text(found)
     return again
 
 

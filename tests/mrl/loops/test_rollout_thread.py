@@ -71,7 +71,7 @@ def test_who_does_not_answer_in_time_is_named(silent: str, way: str, tmp_path: P
         script.rewards.answers = lambda sample_id: False
         error, message = RewardError, r"12 verdicts of 3 prompts .* in phase reward"
     rollouts = script.thread(deadline_seconds=0.2)
-    ask = rollouts.groups if way == "groups" else lambda *asked: list(rollouts.in_turn(*asked))
+    ask = rollouts.groups if way == "groups" else lambda *asked: list(rollouts.generate_in_order(*asked))
     with pytest.raises(error, match=message):
         ask(PROMPTS, script.sampling)
 
@@ -84,10 +84,10 @@ def test_in_turn_a_group_comes_as_soon_as_it_is_whole(tmp_path: Path) -> None:
     """What `groups` gives, one by one: the first while others are not answered."""
     script, other = (Scripted(tmp_path, {}, reward=lambda p, s: p + s / 10) for _ in range(2))
     script.engines.answers = lambda asked: not asked.request_id.startswith("8.")
-    found = script.rollouts.in_turn(PROMPTS, script.sampling)
+    found = script.rollouts.generate_in_order(PROMPTS, script.sampling)
     first = [next(found), next(found)]
     assert [told(g) for g in first] == [told(g) for g in other.rollouts.groups(PROMPTS[:2], other.sampling)]
-    assert list(other.rollouts.in_turn([], other.sampling)) == []
+    assert list(other.rollouts.generate_in_order([], other.sampling)) == []
 
 
 @pytest.mark.parametrize(("room", "prompts"), [(1, 1), (20, 5)])
@@ -95,7 +95,7 @@ def test_in_turn_prompts_are_read_when_there_is_room(
     room: int, prompts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of four samples each: so many on their way while nothing is judged, and one prompt's at least; a hundred in the end."""
-    monkeypatch.setattr(rollout_thread, "AT_ONCE", room)
+    monkeypatch.setattr(rollout_thread, "MAX_IN_FLIGHT", room)
     script, read = Scripted(tmp_path, {}), list[int]()
 
     def rows() -> Iterator[Prompt]:
@@ -103,12 +103,12 @@ def test_in_turn_prompts_are_read_when_there_is_room(
             read.append(index)
             yield Prompt(index, np.array([index], np.int32), "", None)
 
-    groups = list(script.rollouts.in_turn(rows(), script.sampling))
+    groups = list(script.rollouts.generate_in_order(rows(), script.sampling))
     assert [group.prompt.index for group in groups] == read == list(range(100))
     read.clear()
     script.rewards.answers = lambda sample_id: False
     with pytest.raises(RewardError):
-        list(script.thread(deadline_seconds=0.2).in_turn(rows(), script.sampling))
+        list(script.thread(deadline_seconds=0.2).generate_in_order(rows(), script.sampling))
     assert len(read) == prompts
 
 
@@ -151,7 +151,7 @@ def test_listeners_look_after_workers_while_the_caller_waits(
     thread: EventThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a listener raises ends the wait, and the time counts as waited."""
-    monkeypatch.setattr(event_thread, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(event_thread, "CHECK_SECONDS", 0.02)
     looks: list[str] = []
 
     def look(event: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.agents.answer import EnvironmentAnswer
+from mrl.agents.answer import EnvironmentResult
 from mrl.errors import RolloutError, WorkerLost
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import TableEnvironments, table_episodes
@@ -27,7 +27,7 @@ def test_an_environment_that_is_silent_is_named_with_its_turn(tmp_path: Path) ->
     run.loop.start()
     poll = environments.poll
 
-    def silent_later(timeout_seconds: float) -> list[EnvironmentAnswer]:
+    def silent_later(timeout_seconds: float) -> list[EnvironmentResult]:
         """Only what opens an episode is answered."""
         return [answer for answer in poll(timeout_seconds) if not answer.turn]
 

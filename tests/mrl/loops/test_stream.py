@@ -148,7 +148,7 @@ def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path) -> None:
     first, state = after_four_steps(tmp_path, "stream.sync_every=1")
     assert state["supply"]["kept"] or len(state["supply"]["ledger"]["entries"]) > 4, "nothing was on its way"
     second = first.resumed()
-    assert second.rollouts.buffer.store.handles == list(range(len(state["supply"]["kept"]))) != []
+    assert second.rollouts.buffer.store.group_ids == list(range(len(state["supply"]["kept"]))) != []
     second.engines.tokens_per_step = 1
     assert second.loop.next_step == 5
     second.loop.start()
@@ -187,7 +187,7 @@ def test_no_token_is_drawn_twice_by_a_resumed_run(
                 assert sample.response_tokens[:count].tolist() == old.response_tokens.tolist()
                 assert sample.policy_versions[:count].tolist() == old.policy_versions.tolist()
                 assert sample.segments[: len(old.segments)] == old.segments
-                interrupted += old.status is Status.PARKED and count > 0
+                interrupted += old.status is Status.INTERRUPTED and count > 0
         trained = [g.prompt.index for groups in run.groups + again.groups for g in groups]
         assert trained == sorted(set(trained))
     assert interrupted, "nothing was interrupted"
@@ -198,7 +198,7 @@ def test_groups_with_routes_are_asked_anew_by_a_resumed_run(tmp_path: Path) -> N
     first, state = after_four_steps(tmp_path, "routing.replay=engine")
     assert state["supply"]["kept"], "no group waited for its step"
     second = first.resumed()
-    assert second.rollouts.buffer.store.handles == []
+    assert second.rollouts.buffer.store.group_ids == []
     second.loop.start()
     assert second.loop.run() == "done"
     indices = [g.prompt.index for groups in first.groups + second.groups for g in groups]

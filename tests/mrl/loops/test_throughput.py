@@ -5,7 +5,7 @@ import pytest
 
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.loops.throughput import Throughput, peak_flops
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 
 QWEN = {
     "model_type": "qwen3",
@@ -17,7 +17,7 @@ QWEN = {
     "num_key_value_heads": 1,
     "head_dim": 4,
 }
-FACTS = Facts(QWEN, "test")
+FACTS = ModelSize(QWEN, "test")
 LENGTHS = np.array([10, 30])
 TIMES = {"time/step_seconds": 8.0, "time/update_seconds": 2.0, "optim/grad_norm": 1.0}
 FORWARD = FACTS.forward_flops(40, 500)

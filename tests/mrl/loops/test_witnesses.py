@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from mrl.loops.witnesses import STEPS, Witnesses
+from mrl.loops.witnesses import STEPS, AuditAgreement
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
 
@@ -37,7 +37,7 @@ def step(rng: random.Random, *, wrong_taken: float, count: int = 64) -> list[Gro
 
 def test_agreement_counts_what_a_witness_looked_at() -> None:
     samples = [sample(0, 1.0, 1.0), sample(1, 1.0, 0.0), sample(2, 0.0, 0.0), sample(3, 1.0, None)]
-    metrics, said = Witnesses(section()).look([Group(Prompt(0, ONE, "", "12"), tuple(samples))])
+    metrics, said = AuditAgreement(section()).look([Group(Prompt(0, ONE, "", "12"), tuple(samples))])
     assert metrics == {
         "reward/agreement": 2 / 3,
         "reward/witnessed": 3.0,
@@ -45,12 +45,15 @@ def test_agreement_counts_what_a_witness_looked_at() -> None:
         "reward/wrong_taken_for_right_frac": 0.5,
     }
     assert not said
-    assert Witnesses(section()).look([Group(Prompt(0, ONE, "", "12"), (sample(0, 1.0, None),))]) == ({}, "")
+    assert AuditAgreement(section()).look([Group(Prompt(0, ONE, "", "12"), (sample(0, 1.0, None),))]) == (
+        {},
+        "",
+    )
 
 
 def test_a_judge_that_is_being_deceived_is_noticed_and_an_honest_one_is_not() -> None:
     for seed in range(10):
-        rng, witnesses = random.Random(seed), Witnesses(section())
+        rng, witnesses = random.Random(seed), AuditAgreement(section())
         honest = [witnesses.look(step(rng, wrong_taken=0.05))[1] for _ in range(60)]
         assert not any(honest), seed
         fallen = [witnesses.look(step(rng, wrong_taken=0.5))[1] for _ in range(STEPS)]

@@ -27,7 +27,7 @@ from mrl.rollout.engine_client import Address
 from mrl.rollout.engine_loop import EngineLoop
 from mrl.rollout.engine_pool import EnginePool
 from mrl.rollout.engine_server import EngineServer
-from mrl.rollout.part import Part
+from mrl.rollout.part import EngineProcess
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
 from mrl.trajectories import worker_messages
@@ -72,7 +72,7 @@ class Engines:
 
     def _serve(self, number: int, token_seconds: float) -> tuple[EngineServer, EngineLoop, Address]:
         listener = socket.create_server(("127.0.0.1", 0))
-        stub = StubEngine(Pace(token_seconds, 0.0, 100), Part(number), seats=8, seed=0)
+        stub = StubEngine(Pace(token_seconds, 0.0, 100), EngineProcess(number), seats=8, seed=0)
         stub.version = 0
         stub._tokens, stub._logprobs = TOKENS, -TOKENS.astype(np.float32)
         server = EngineServer(listener, SECRET, lambda arrays: [str(len(tokens)) for tokens in arrays])
@@ -273,8 +273,8 @@ def test_what_a_late_group_lacks_is_named_with_its_worker() -> None:
         workers.rewards[1].waits = True
         rollouts = thread._rollouts
         (group,) = thread.ask(lambda: rollouts.start_all(PROMPTS[1:2], SAMPLING, on_failure=thread.fail))
-        come_true(lambda: group.num_unanswered == 0)
-        assert group.num_unjudged == 4 and group.answered.is_set()
+        come_true(lambda: group.num_incomplete == 0)
+        assert group.num_unjudged == 4 and group.completed.is_set()
         assert thread.ask(lambda: rollouts.late(group)) == (
             "0 responses missing, 4 verdicts missing (first: 1.0; 1.1; 1.2)"
         )

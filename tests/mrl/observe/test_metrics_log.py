@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.observe.ledger_log import LedgerLog, Standing
+from mrl.observe.ledger_log import InFlightPrompts, LedgerLog
 from mrl.observe.metrics_log import LoggedRows, MetricsLog, read, without_volatile
 
 
@@ -63,10 +63,10 @@ def test_what_is_no_row_costs_no_other_row(line: bytes, tmp_path: Path) -> None:
 def test_the_ledger_counts_its_starts_over_a_damaged_line(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     for step in (1, 3):
-        LedgerLog(path).start(step, Standing((), 0))
+        LedgerLog(path).start(step, InFlightPrompts((), 0))
     path.write_bytes(b"\xff damaged\n" + path.read_bytes())
     log = LedgerLog(path)
-    log.start(4, Standing((), 0))
+    log.start(4, InFlightPrompts((), 0))
     assert log.attempt == 3
 
 
@@ -83,7 +83,7 @@ def test_a_start_holds_a_row_at_a_time_however_long_the_run_was(tmp_path: Path) 
     try:
         metrics.resume_at(599)
         assert metrics.has(598) and not metrics.has(599)
-        undone = prompts.start(8998, Standing((), 0))
+        undone = prompts.start(8998, InFlightPrompts((), 0))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

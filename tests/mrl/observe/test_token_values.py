@@ -33,7 +33,7 @@ def test_values_are_those_of_the_response_of_that_sample() -> None:
         age=np.array([0, 0, 1, 1, 1, 0, 0, 1, 2], np.float32),
     )
     values = TokenValues(batch, texts)
-    first, second = (values.of(sample) for sample in samples)
+    first, second = (values.values(sample) for sample in samples)
     assert first["text"] == texts(samples[0].response_tokens)
     np.testing.assert_allclose(first["logprob"], samples[0].rollout_logprobs, atol=1e-4)
     assert (first["ratio"], first["age"], first["advantage"], first["policy"]) == (2.0, 1, [1, 2, 3], 1)
@@ -42,13 +42,13 @@ def test_values_are_those_of_the_response_of_that_sample() -> None:
 
 def test_tokens_of_an_environment_are_marked_and_what_the_batch_lacks_is_left_out() -> None:
     sample = make_sample(0, 0, length=3, loss_mask=np.array([True, False, True]))
-    told = TokenValues(batch_of([sample]), texts).of(sample)
+    told = TokenValues(batch_of([sample]), texts).values(sample)
     assert told["policy"] == [1, 0, 1] and told.keys() == {"text", "policy", "logprob"}
 
 
 def test_a_response_without_tokens_has_no_values() -> None:
     sample = make_sample(0, 0, length=0)
-    assert TokenValues(batch_of([sample]), texts).of(sample) == {"text": []}
+    assert TokenValues(batch_of([sample]), texts).values(sample) == {"text": []}
 
 
 def test_the_first_samples_of_a_step_come_with_their_tokens(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from mrl.config.root import Config
 from mrl.data.prompt_stream import PromptStream
 from mrl.pool.group_bytes import size_of
-from mrl.pool.room import admission_of, most_bytes
+from mrl.pool.room import admission_rule, max_buffer_bytes
 from mrl.samples import Group, Prompt
 from mrl.trajectories.group_messages import encode_group
 from tests.mrl.loops.table_policy import config_of
@@ -41,7 +41,7 @@ def a_group(config: Config) -> Group:
 
 def test_what_groups_may_come_to_covers_longest_ones(tmp_path: Path) -> None:
     given = config(tmp_path, "rollout.max_response_tokens=500", "model.max_length=700", "stream.sync_every=2")
-    groups = admission_of(given).slots
+    groups = admission_rule(given).slots
     size = groups * len(encode_group(a_group(given)))
-    assert groups == 3 * 4 and size < most_bytes(given) < 2 * size
-    assert groups * size_of(a_group(given)) < most_bytes(given), "in memory too"
+    assert groups == 3 * 4 and size < max_buffer_bytes(given) < 2 * size
+    assert groups * size_of(a_group(given)) < max_buffer_bytes(given), "in memory too"

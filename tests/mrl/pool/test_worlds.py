@@ -100,7 +100,7 @@ def test_a_ready_group_waits_for_those_before_it() -> None:
 
 
 def test_a_spent_budget_ends_in_fewer_groups_when_nobody_is_on_the_way() -> None:
-    ledger, admission = GroupLedger(), Admission(batch=2, most_fruitless=1)
+    ledger, admission = GroupLedger(), Admission(batch=2, max_dropped=1)
     ledger.admit(admission.room(ledger), version=0)
     ledger.drop(0, GroupEnd.FILTERED)
     assert admission.room(ledger) == 1 and admission.next_batch(ledger) is None
@@ -116,7 +116,8 @@ def test_a_spent_budget_ends_in_fewer_groups_when_nobody_is_on_the_way() -> None
 
 def test_ages_of_the_bound() -> None:
     bounds = [
-        Admission(batch=4, max_age=age, sync_every=steps).age_bound for age, steps in ((0, 1), (2, 1), (1, 3))
+        Admission(batch=4, max_staleness=age, sync_every=steps).staleness_bound
+        for age, steps in ((0, 1), (2, 1), (1, 3))
     ]
     assert bounds == [0, 2, 3]
-    assert np.all(np.diff([Admission(batch=4, max_age=a).slots for a in range(4)]) == 4)
+    assert np.all(np.diff([Admission(batch=4, max_staleness=a).slots for a in range(4)]) == 4)

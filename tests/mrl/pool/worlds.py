@@ -32,9 +32,9 @@ class Settings:
             seed,
             Admission(
                 batch=batch,
-                max_age=dice.randint(0, 6),
+                max_staleness=dice.randint(0, 6),
                 sync_every=dice.choice([1, 1, 2, 3]),
-                most_fruitless=dice.choice([0, batch, 10 * batch]),
+                max_dropped=dice.choice([0, batch, 10 * batch]),
             ),
             shared=dice.random() < 0.5,
             filtered=dice.choice([0.0, dice.uniform(0, 0.9)]),
@@ -77,7 +77,7 @@ class World:
         self.check()
 
     def _moved(self) -> tuple[int, ...]:
-        return (self.trained_version, self.served_version, self.ledger.next_index, self.ledger.on_the_way)
+        return (self.trained_version, self.served_version, self.ledger.next_index, self.ledger.num_in_flight)
 
     def _is_alive(self) -> bool:
         return bool(self._left or self._judging or self._busy is not None)
@@ -147,7 +147,7 @@ class World:
             self._end_step()
 
     def _check_ages(self, indices: list[int]) -> None:
-        bound = self._settings.admission.age_bound
+        bound = self._settings.admission.staleness_bound
         for index in indices:
             age = self.trained_version - self._oldest[index]
             assert age <= bound, (
@@ -170,7 +170,7 @@ class World:
     def check(self) -> None:
         """Order, and each prompt exactly once."""
         taken = [index for batch in self.batches for index in batch]
-        alive = {e.index for e in self.ledger.entries(GroupState.MAKING, GroupState.KEPT)}
+        alive = {e.index for e in self.ledger.entries(GroupState.IN_PROGRESS, GroupState.KEPT)}
         assert set(self._gone.values()) <= {1}, "a group was trained or dropped twice"
         assert alive | set(self._gone) == set(range(self.ledger.next_index)) and not alive & set(self._gone)
         for fate in (GroupEnd.FILTERED, GroupEnd.GIVEN_UP):

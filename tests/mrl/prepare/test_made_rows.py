@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from mrl.agents.render import Observation, TurnRenderer
-from mrl.agents.tool_calls import ToolCall, calls_in
+from mrl.agents.tool_calls import ToolCall, parse_tool_calls
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.models.families import family_of, require_trainable
 from mrl.prepare import arithmetic_rows, calculator_rows, new_model, tokenizer
@@ -73,7 +73,7 @@ def test_demonstrations_are_what_an_episode_shows_the_policy(tmp_path: Path) -> 
     assert 5 < len(calls) < 30
     for row in calls:
         expression = row["prompt"].split(">")[1].removesuffix("<end")
-        assert calls_in(row["response"], "json", SCHEMA) == [
+        assert parse_tool_calls(row["response"], "json", SCHEMA) == [
             ToolCall("calculator", {"expression": expression})
         ]
         prompt = spoken.apply_chat_template(
@@ -129,7 +129,9 @@ def test_no_embedding_row_is_zero_and_the_padding_token_is_known(tmp_path: Path)
     new = NewModelSection(
         hidden_size=32, num_heads=1, num_kv_heads=1, head_dim=32, expert_size=32, num_layers=1
     )
-    new_model.ensure(ModelSection(path=str(tmp_path / "model"), new=new, max_length=8), [str(rows)], seed=0)
+    new_model.ensure_model(
+        ModelSection(path=str(tmp_path / "model"), new=new, max_length=8), [str(rows)], seed=0
+    )
     for name in ("config.json", "generation_config.json"):
         assert json.loads((tmp_path / "model" / name).read_text())["pad_token_id"] == 0
     embedding = load_file(tmp_path / "model/model.safetensors")["model.embed_tokens.weight"]
@@ -145,7 +147,7 @@ def test_every_family_that_can_be_asked_for_is_made_and_trains(family: str, tmp_
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1+2=", "answer": "3"}\n')
     folder = tmp_path / "model"
-    new_model.ensure(ModelSection(path=str(folder), new=new, max_length=64), [str(rows)], seed=0)
+    new_model.ensure_model(ModelSection(path=str(folder), new=new, max_length=64), [str(rows)], seed=0)
     hf = read_config(folder)
     require_trainable(hf)
     files, left_out = check_folder(folder, family_of(hf), hf)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mrl.cli import main
-from mrl.observe.ledger_log import LedgerLog, Standing
+from mrl.observe.ledger_log import InFlightPrompts, LedgerLog
 from mrl.report.audit import audit
 from mrl.report.text import run_text
 from tests.support.bad_files import outcome
@@ -33,7 +33,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(words: list[str], tmp_path: P
 
 def test_groups_that_are_no_number_are_named_by_the_audit(tmp_path: Path) -> None:
     run = good_run(tmp_path / "run")
-    LedgerLog(run / "ledger.jsonl").start(1, Standing([], 0))
+    LedgerLog(run / "ledger.jsonl").start(1, InFlightPrompts([], 0))
     (run / "metrics.jsonl").write_text(json.dumps(metrics_row(3, **{"rollout/groups": "two"})) + "\n")
     assert "metrics.jsonl has no number of groups in step 3." in audit(run).other
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from mrl.observe.metric_curves import Curves, drawn
+from mrl.observe.metric_curves import Curves, curve_points
 from tests.support.run_folders import metrics_row
 
 
@@ -13,7 +13,7 @@ from tests.support.run_folders import metrics_row
 def test_a_point_is_the_mean_and_the_range_of_its_rows(count: int) -> None:
     values = np.random.default_rng(count).normal(size=count)
     rows = [metrics_row(step, **{"policy/loss": float(value)}) for step, value in enumerate(values)]
-    tree = drawn(Curves(rows), points=8)
+    tree = curve_points(Curves(rows), points=8)
     width, line = tree["rows_per_point"], tree["metrics"]["policy/loss"]
     parts = [values[start : start + width] for start in range(0, count, width)]
     assert len(parts) == len(tree["step"]) <= 8 and tree["rows"] == count
@@ -26,7 +26,7 @@ def test_a_point_is_the_mean_and_the_range_of_its_rows(count: int) -> None:
 
 def test_numbers_that_are_not_finite_are_gaps_and_counted() -> None:
     values = [1.0, "nan", float("inf"), "-inf", 2.0, "no number", None, True]
-    tree = drawn(Curves({"step": step, "a": value} for step, value in enumerate(values)))
+    tree = curve_points(Curves({"step": step, "a": value} for step, value in enumerate(values)))
     assert tree["metrics"]["a"]["mean"] == [1.0, None, None, None, 2.0, None, None, None]
     assert tree["not_finite"] == {"a": (3, 1)}
     json.dumps(tree, allow_nan=False)
@@ -42,4 +42,4 @@ def test_rows_without_a_step_are_left_out_and_a_step_that_comes_again_replaces_t
         {"step": 5, "a": 4},
     ]
     curves = Curves(rows)
-    assert curves.skipped == 3 and drawn(curves)["metrics"]["a"]["mean"] == [2.0, 4.0]
+    assert curves.skipped == 3 and curve_points(curves)["metrics"]["a"]["mean"] == [2.0, 4.0]

@@ -17,7 +17,7 @@ from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.code_verifier import verify_program
 from mrl.rewards.code.outcome import CandidateEnded
-from mrl.rewards.code.sandbox import find_boundary
+from mrl.rewards.code.sandbox import find_sandbox
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from tests.support.plain_user import printed
 
@@ -172,7 +172,7 @@ print('all looked at')
 @pytest.fixture(scope="module", autouse=True)
 def host_is_unchanged() -> Iterator[None]:
     """No process, file, cgroup, socket or mount is left by any attack of this file."""
-    find_boundary()
+    find_sandbox()
     before = _host()
     yield
     deadline = time.monotonic() + 5.0
@@ -237,7 +237,7 @@ def test_forbidden_call_ends_the_program(name: str) -> None:
 
 def test_attacks_have_no_effect() -> None:
     """Each asserts that it failed; one that did not, or that could not be tried, is printed."""
-    assert printed(find_boundary(), SEEN_TO_FAIL % HARMLESS, PATIENT) == "all looked at\n"
+    assert printed(find_sandbox(), SEEN_TO_FAIL % HARMLESS, PATIENT) == "all looked at\n"
 
 
 def test_output_attacks_are_told_apart() -> None:
@@ -314,7 +314,7 @@ def test_the_hosts_services_cannot_be_reached() -> None:
 def test_two_samples_may_listen_on_the_same_port() -> None:
     """39; without a cgroup neither may listen at all."""
     listen = "import socket\ns = socket.create_server(('127.0.0.1', 18765))\n" + RIGHT
-    boundary = find_boundary()
+    boundary = find_sandbox()
     with contextlib.ExitStack() as both:
         for _ in range(2):
             session = both.enter_context(CandidateProcess(boundary, PATIENT, Allowance.of(60.0)))

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from mrl.processes.own_time import PATIENCE_SECONDS
-from mrl.processes.worker_process import Used
+from mrl.processes.worker_process import TimeUsed
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, scored
 from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.rewards.pool.queues import StageQueue
@@ -104,7 +104,7 @@ def test_a_worker_over_its_deadline(queue, computed, starved, is_known, after, c
     assert not deadlines.starts_to_watch(worker, 99.9 + UNWATCHED_SECONDS), "a short verdict costs no look"
     assert deadlines.starts_to_watch(worker, 101.0) and not deadlines.starts_to_watch(worker, 102.0)
     assert not deadlines.is_late(worker, 110.9) and deadlines.is_late(worker, 111.0)
-    worker.used = Used(computed, starved, is_known)
+    worker.used = TimeUsed(computed, starved, is_known)
     fault = deadlines.overdue(worker, 101.0 + after)
     assert (fault and fault.cause) == cause
 

@@ -14,7 +14,7 @@ import pytest
 from mrl.rewards.code import cgroup, sandbox
 from mrl.rewards.code.cells import Cells
 from mrl.rewards.code.code_rules import CodeRules
-from mrl.rewards.code.sandbox import Boundary, BoundaryRun, find_boundary
+from mrl.rewards.code.sandbox import Sandbox, SandboxRun, find_sandbox
 from tests.support.plain_user import printed, run_as_plain_user
 
 MIB = 2**20
@@ -25,11 +25,11 @@ Run = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
-def strict() -> Boundary:
+def strict() -> Sandbox:
     """The boundary of a machine on which no cgroup can be made."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cgroup, "make_cgroup", lambda **limits: None)
-        return find_boundary.__wrapped__()
+        return find_sandbox.__wrapped__()
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def run(kind: str, request: pytest.FixtureRequest) -> Run:
     """What a program printed, or how it ended."""
     if kind == "a plain user's":
         return request.getfixturevalue("plain_users").__getitem__
-    boundary = request.getfixturevalue("strict") if kind == "without a cgroup" else find_boundary()
+    boundary = request.getfixturevalue("strict") if kind == "without a cgroup" else find_sandbox()
     return lambda program: printed(boundary, program, RULES)
 
 
@@ -151,12 +151,12 @@ def flooding(flood: str) -> str:
 def test_what_sockets_and_pipes_hold_is_within_the_limit(name, kind, run, strict) -> None:
     said = run(flooding(FLOODS[name]))
     left = limit = RULES.memory_mib * MIB
-    if kind != "the machine's" or not find_boundary().has_cgroup:
+    if kind != "the machine's" or not find_sandbox().has_cgroup:
         left = limit - strict.scratch_bytes(RULES) - strict.rlimits(RULES)["RLIMIT_AS"]
     assert said.startswith("ended: memory limit") or 0 <= int(said) <= left, f"{said} of {left}"
 
 
-def test_without_a_cgroup_there_are_pairs_of_streams_where_they_fit(strict: Boundary) -> None:
+def test_without_a_cgroup_there_are_pairs_of_streams_where_they_fit(strict: Sandbox) -> None:
     """An event loop needs one."""
     loop = "import asyncio\nasync def f(): return 'ran'\nprint(asyncio.run(f()))"
     assert strict.has_socketpairs(RULES) and printed(strict, loop, RULES) == "ran\n"
@@ -180,7 +180,7 @@ def home() -> Iterator[Path]:
 
 
 def test_a_home_that_python_lies_in_is_not_shown(home: Path) -> None:
-    python = Path(find_boundary().python)
+    python = Path(find_sandbox().python)
     own = Path(shutil.copy(python, home / "bin"))
     for part in (
         *python.parent.parent.glob("lib/python3.*"),
@@ -190,7 +190,7 @@ def test_a_home_that_python_lies_in_is_not_shown(home: Path) -> None:
     for secret in ("answers.jsonl", "lib/answers.jsonl", "bin/answers.jsonl"):
         (home / secret).write_text("42")
         (home / secret).chmod(0o644)
-    boundary = dataclasses.replace(find_boundary(), python=str(own))
+    boundary = dataclasses.replace(find_sandbox(), python=str(own))
     look = "import os, sys\nprint(os.path.dirname(os.path.dirname(sys.executable)))\nfor where, _, names in os.walk(os.path.dirname(sys.executable) + '/..'):\n    print(*[n for n in names if 'answers' in n])"
     said = printed(boundary, look, RULES)
     assert said.startswith(str(home)) and "answers" not in said, said
@@ -232,7 +232,7 @@ BUSY = "import os\nfor _ in range(2):\n    if not os.fork():\n        while True
 
 
 def test_what_a_cell_started_runs_only_while_a_cell_does() -> None:
-    boundary = find_boundary()
+    boundary = find_sandbox()
     with Cells(boundary, RULES) as cells:
         started = cells.run(BUSY)
         if not boundary.has_cgroup:
@@ -255,7 +255,7 @@ def test_why_a_sandbox_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     with open(os.devnull) as unwritable:
         group = SimpleNamespace(procs=[unwritable.fileno()], close=lambda: None)
         monkeypatch.setattr(cgroup, "make_cgroup", lambda **limits: group)
-        boundary = dataclasses.replace(find_boundary(), has_cgroup=True)
+        boundary = dataclasses.replace(find_sandbox(), has_cgroup=True)
         with pytest.raises(OSError, match=r"cannot join its cgroup: .*Bad file descriptor"):
-            BoundaryRun(boundary, RULES)
+            SandboxRun(boundary, RULES)
         assert "Bad file descriptor" in sandbox._trial(boundary)

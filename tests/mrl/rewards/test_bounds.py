@@ -114,12 +114,12 @@ kept = None
 
 
 @pytest.fixture(params=["as here", "no cgroup"])
-def boundary(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sandbox.Boundary:
+def boundary(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sandbox.Sandbox:
     """This machine's sandbox, and the one it would have where no cgroup can be made."""
     if request.param == "no cgroup":
         monkeypatch.setattr(sandbox.cgroup, "make_cgroup", lambda **limits: None)
-    found = sandbox.find_boundary.__wrapped__()
-    monkeypatch.setattr("mrl.rewards.code.code_verifier.find_boundary", lambda: found)
+    found = sandbox.find_sandbox.__wrapped__()
+    monkeypatch.setattr("mrl.rewards.code.code_verifier.find_sandbox", lambda: found)
     return found
 
 
@@ -128,7 +128,7 @@ def holds(program: str) -> None:
     assert verdict.value == 1.0, verdict.reason
 
 
-def test_what_no_limit_counts_is_refused(boundary: sandbox.Boundary) -> None:
+def test_what_no_limit_counts_is_refused(boundary: sandbox.Sandbox) -> None:
     """What is not is printed."""
     tries = "\n".join(
         f"try: exec({text!r})\nexcept BaseException as e: print({name!r}, e)"
@@ -137,7 +137,7 @@ def test_what_no_limit_counts_is_refused(boundary: sandbox.Boundary) -> None:
     assert printed(boundary, f"{HELPERS}\n{tries}\nprint('all tried')", RULES) == "all tried\n"
 
 
-def test_sockets_are_of_two_families(boundary: sandbox.Boundary) -> None:
+def test_sockets_are_of_two_families(boundary: sandbox.Sandbox) -> None:
     holds(
         "".join(
             f"assert refused(lambda: socket.socket({n}, {kind}), errno.EAFNOSUPPORT), {name!r}\n"
@@ -147,16 +147,16 @@ def test_sockets_are_of_two_families(boundary: sandbox.Boundary) -> None:
     )
 
 
-def test_what_programs_usually_do_still_works(boundary: sandbox.Boundary) -> None:
+def test_what_programs_usually_do_still_works(boundary: sandbox.Sandbox) -> None:
     holds(USUAL + LOOPBACK * boundary.has_cgroup)
 
 
-def test_inodes_are_bounded(boundary: sandbox.Boundary) -> None:
+def test_inodes_are_bounded(boundary: sandbox.Sandbox) -> None:
     assert boundary.has_scratch, "this machine lets bubblewrap make namespaces, so it lets us"
     holds(MANY_FILES)
 
 
-def test_the_sum_of_what_a_run_holds_is_its_limit(boundary: sandbox.Boundary) -> None:
+def test_the_sum_of_what_a_run_holds_is_its_limit(boundary: sandbox.Sandbox) -> None:
     """A cgroup's limit leaves 32 MiB for what the kernel itself needs."""
     holds(HOLD_ALL + f"assert held <= {192 + 32 * boundary.has_cgroup} * 2**20, held\n")
     if not boundary.has_cgroup:
@@ -167,8 +167,8 @@ def test_without_a_bounded_file_system_nothing_is_writable(monkeypatch: pytest.M
     """Where the kernel lets nobody but bubblewrap make a namespace."""
     monkeypatch.setattr(sandbox.cgroup, "make_cgroup", lambda **limits: None)
     monkeypatch.setattr(sandbox, "mount_scratch", _not_permitted)
-    found = sandbox.find_boundary.__wrapped__()
-    monkeypatch.setattr("mrl.rewards.code.code_verifier.find_boundary", lambda: found)
+    found = sandbox.find_sandbox.__wrapped__()
+    monkeypatch.setattr("mrl.rewards.code.code_verifier.find_sandbox", lambda: found)
     assert "nothing writable" in found.describe()
     holds(
         "for folder in ('/tmp', '/dev/shm', '/dev', '/'):\n"

@@ -147,15 +147,15 @@ def test_no_sandbox_means_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
     """Without bubblewrap, or with one that does not work, the verifier refuses at start-up."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RewardError, match="bubblewrap"):
-        sandbox.find_boundary.__wrapped__()
+        sandbox.find_sandbox.__wrapped__()
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho no namespaces here >&2\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     with pytest.raises(RewardError, match="no namespaces here"):
-        sandbox.find_boundary.__wrapped__()
+        sandbox.find_sandbox.__wrapped__()
 
 
 def test_the_boundary_says_what_holds() -> None:
-    description = sandbox.find_boundary().describe()
+    description = sandbox.find_sandbox().describe()
     assert "no network" in description
     assert "cgroup" in description
 
@@ -163,7 +163,7 @@ def test_the_boundary_says_what_holds() -> None:
 def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     made = sandbox.cgroup.make_cgroup(memory_bytes=2**28, processes=8)
     if made is None:
-        assert "no cgroup here" in sandbox.find_boundary().describe()
+        assert "no cgroup here" in sandbox.find_sandbox().describe()
         return
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -184,14 +184,14 @@ def test_the_groups_of_one_killed_process_are_removed_and_what_runs_in_them_is_e
     left = sandbox.cgroup.make_cgroup(memory_bytes=2**28, processes=8)
     monkeypatch.undo()
     if left is None:
-        assert "no cgroup here" in sandbox.find_boundary().describe()
+        assert "no cgroup here" in sandbox.find_sandbox().describe()
         return
     with subprocess.Popen(["sleep", "1000"]) as sleeper:
         for descriptor in left.procs:
             os.write(descriptor, str(sleeper.pid).encode())
-        sandbox.cgroup.remove_of(sleeper.pid)
+        sandbox.cgroup.kill_owned_by(sleeper.pid)
         assert all(folder.is_dir() for folder in left.folders), "another process'"
-        sandbox.cgroup.remove_of(gone.pid, deadline_seconds=30.0)
+        sandbox.cgroup.kill_owned_by(gone.pid, deadline_seconds=30.0)
         assert sleeper.wait(30) == -signal.SIGKILL
     assert not any(folder.exists() for folder in left.folders)
     left.close()

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from mrl.errors import ConfigError, WorkerLost
-from mrl.processes.start import lifeline_words
+from mrl.processes.start import with_lifeline
 from mrl.rewards.judges import supervisor as supervisor_module
-from mrl.rewards.judges.supervisor import Job, ServerSupervisor
+from mrl.rewards.judges.supervisor import ServerJob, ServerSupervisor
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool import engines
 from mrl.rewards.pool.reward_pool import RewardPool
@@ -42,9 +42,9 @@ socketserver.UnixStreamServer(sys.argv[1], Healthy).serve_forever()
 def supervised(folder: Path, program: str, **more: Any) -> Iterator[ServerSupervisor]:
     """A supervisor of a small server."""
     at = Path(engines._socket_folder()) / "server"
-    job = Job(
+    job = ServerJob(
         name="judge",
-        command=lifeline_words([sys.executable, "-c", program, str(at)]),
+        command=with_lifeline([sys.executable, "-c", program, str(at)]),
         environment={},
         socket=str(at),
         log=folder / "engine.log",

@@ -6,11 +6,11 @@ import psutil
 import pytest
 
 from mrl.errors import RewardError
-from mrl.processes.own_time import Allowance, OwnTime
+from mrl.processes.own_time import Allowance, OwnTimeClock
 from mrl.rewards.code import examiner
 from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.code_verifier import verify_program
-from mrl.rewards.code.exam import Exam
+from mrl.rewards.code.exam import TestRun
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.program import program_in
 from mrl.rewards.code.tasks import CodeTask, parse_task
@@ -58,7 +58,7 @@ def test_what_a_test_does_with_a_value_is_the_programs(name: str) -> None:
 
 def test_a_test_that_outruns_its_observer_ends_by_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the process may use its processor time up before the observer looks at it."""
-    monkeypatch.setattr(OwnTime, "look", lambda own: True)
+    monkeypatch.setattr(OwnTimeClock, "look", lambda own: True)
     program, body, _ = HEAVY["a power"]
     verdict = verify_program(program, asserts(body), CodeRules(seconds=1.0, cpu_seconds=1.0))
     assert (verdict.value, verdict.reason) == (
@@ -153,6 +153,8 @@ class Gone:
 def test_processes_end_with_their_exams() -> None:
     before = {child.pid for child in psutil.Process().children()}
     for _ in range(3):
-        result = examiner.examine(Exam(asserts("candidate(1)")), Gone(), PATIENT, Allowance.of(60.0))  # type: ignore[arg-type]
+        result = examiner.run_in_process(
+            TestRun(asserts("candidate(1)")), Gone(), PATIENT, Allowance.of(60.0)
+        )  # type: ignore[arg-type]
         assert result == (0, Outcome.FORBIDDEN, "at the first call")
     assert {child.pid for child in psutil.Process().children()} <= before

@@ -11,17 +11,17 @@ import pytest
 from mrl.rewards.judges import judge_cache
 from mrl.rewards.judges.judge_cache import JudgeCache
 from mrl.rewards.judges.judge_rules import EngineSection, LlmRules
-from mrl.rewards.judges.llm import Questions
+from mrl.rewards.judges.llm import QuestionBuilder
 from mrl.rewards.pool import engines
 from mrl.rewards.reward_part import ServerSection
 
 
 def test_a_long_run_s_answers_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest are known, now and in a resumed run; all are counted."""
-    monkeypatch.setattr(judge_cache, "MOST", 10)
+    monkeypatch.setattr(judge_cache, "MAX_CACHED_VERDICTS", 10)
     long = JudgeCache(tmp_path, "judge")
     for number in range(100):
-        long.note(3, str(number), number / 99)
+        long.record(3, str(number), number / 99)
     for known in (long, JudgeCache(tmp_path, "judge")):
         assert (known.calls, known.tokens) == (100, 300)
         found = [number for number in range(100) if known.find(str(number)) == number / 99]
@@ -39,7 +39,7 @@ def test_a_judge_is_known_by_all_that_decides_its_verdicts(tmp_path: Path) -> No
     def judge(**changes: Any) -> str:
         of_server = {name: value for name, value in changes.items() if name in ServerSection.model_fields}
         rules = LlmRules().model_copy(update={n: v for n, v in changes.items() if n not in of_server})
-        return Questions(rules, ServerSection().model_copy(update=of_server)).judge("somebody")
+        return QuestionBuilder(rules, ServerSection().model_copy(update=of_server)).judge("somebody")
 
     names = {*LlmRules.model_fields, *ServerSection.model_fields}
     others = {name for name in names - BY_CONTENTS if judge(**{name: "another"}) != judge()}

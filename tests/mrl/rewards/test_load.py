@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from mrl.processes import own_time
-from mrl.processes.own_time import OwnTime, Starved
+from mrl.processes.own_time import OwnTimeClock, Starved
 from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.code_verifier import verify_program
 from mrl.rewards.code.tasks import parse_task
@@ -82,7 +82,7 @@ def test_threads_that_come_and_go_take_no_time_away() -> None:
     threads = "import threading\nwhile True:\n    t = threading.Thread(target=sum, args=(range(3000),)); t.start(); t.join()"
     process = subprocess.Popen([sys.executable, "-S", "-c", threads])
     try:
-        measured = OwnTime(process.pid)
+        measured = OwnTimeClock(process.pid)
         seen = []
         for _ in range(200):
             measured.look()
@@ -98,7 +98,7 @@ def own_seconds(program: str) -> float:
     command = [sys.executable, "-S", "-c", program]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    measured, deadline = OwnTime(process.pid), time.monotonic() + 60.0
+    measured, deadline = OwnTimeClock(process.pid), time.monotonic() + 60.0
     try:
         with measured:
             assert process.stdout.readline() == b"\n"

@@ -11,7 +11,7 @@ from mrl.rewards.kinds.maths import Maths
 from mrl.rewards.kinds.reward_section import KindPart
 from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.maths_verifier import parse_maths_ground_truth, verify_exactly, verify_symbolically
-from mrl.rewards.maths.numbers import exact_number, tidy
+from mrl.rewards.maths.numbers import exact_number, normalise_answer
 from mrl.rewards.maths.symbolic import RAISED, compare
 from mrl.samples import Verdict, VerdictKind
 from tests import data_sets
@@ -41,7 +41,7 @@ def test_all_gsm8k_ground_truths_score_one_and_shifted_ones_zero() -> None:
     shifted = ground_truths[1:] + ground_truths[:1]
     different = [
         (s, g) for s, g, own_ground_truth in zip(solutions, shifted, ground_truths, strict=True)
-        if exact_number(tidy(g)) != exact_number(tidy(own_ground_truth))
+        if exact_number(normalise_answer(g)) != exact_number(normalise_answer(own_ground_truth))
     ]  # fmt: skip
     assert len(different) > 0.966 * len(solutions)
     verdicts = [verify_exactly(s, g, RULES) for s, g in different]
@@ -132,7 +132,7 @@ def test_no_text_makes_the_comparison_raise_or_take_long() -> None:
     for _ in range(4000):
         ground_truth = numbers.choice(TRUTHS)
         soup = "".join(numbers.choices(pieces, k=numbers.randint(1, 12)))
-        verdict = compare(tidy(numbers.choice(("", ground_truth)) + soup), ground_truth, RULES)
+        verdict = compare(normalise_answer(numbers.choice(("", ground_truth)) + soup), ground_truth, RULES)
         assert not verdict.reason.startswith(RAISED), f"{soup} for {ground_truth}: {verdict.reason}"
     assert time.process_time() - start < 40.0
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from mrl.rewards.maths.numbers import exact_number, tidy
+from mrl.rewards.maths.numbers import exact_number, normalise_answer
 
 NUMBERS = {
     "42": 42,
@@ -65,12 +65,12 @@ NO_NUMBERS = [
 
 @pytest.mark.parametrize("text", NUMBERS)
 def test_numbers_are_read_exactly(text: str) -> None:
-    assert exact_number(tidy(text)) == NUMBERS[text]
+    assert exact_number(normalise_answer(text)) == NUMBERS[text]
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS, ids=ascii)
 def test_what_is_not_plainly_one_number_is_none(text: str) -> None:
-    assert exact_number(tidy(text)) is None
+    assert exact_number(normalise_answer(text)) is None
 
 
 def test_a_percent_sign_is_dropped() -> None:
@@ -85,6 +85,6 @@ def test_a_percent_sign_is_dropped() -> None:
 def test_time_grows_no_faster_than_the_length(piece: str) -> None:
     text = piece * (20_000 // len(piece))
     start = time.process_time()
-    exact_number(tidy(text))
-    tidy("{" * 1_000 + "1" + "}" * 1_000)
+    exact_number(normalise_answer(text))
+    normalise_answer("{" * 1_000 + "1" + "}" * 1_000)
     assert time.process_time() - start < 0.2, "a pattern backtracks"

@@ -8,7 +8,7 @@ import pytest
 from mrl.rewards.contract import no_reward, rejected, scored
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
 from mrl.rewards.kinds.reward_section import KindPart, RewardSection
-from mrl.rewards.pool.tickets import Ticket, weighted_verdict
+from mrl.rewards.pool.tickets import SampleScore, weighted_verdict
 from mrl.samples import Verdict, VerdictKind
 
 MATHS = KindPart(kind="maths", weight=1.0)
@@ -55,9 +55,9 @@ def test_process_rewards_are_summed_with_the_weights() -> None:
 
 
 def test_ticket_answers_once_all_parts_have() -> None:
-    ticket = Ticket("1.0", (MATHS, FORMAT), num_tokens=2)
-    assert ticket.answer("format", scored(1.0)) is None
-    verdict = ticket.answer("maths", scored(1.0))
+    ticket = SampleScore("1.0", (MATHS, FORMAT), num_tokens=2)
+    assert ticket.record("format", scored(1.0)) is None
+    verdict = ticket.record("maths", scored(1.0))
     assert verdict is not None and verdict.value == 1.25
 
 
@@ -66,44 +66,44 @@ WITNESS = KindPart(kind="instructions", weight=0.0, share=0.25)
 
 
 def test_a_closed_gate_keeps_the_others_from_being_asked() -> None:
-    ticket = Ticket("1.0", (KindPart(kind="maths", min_reward=-2.0), GATE), num_tokens=2)
+    ticket = SampleScore("1.0", (KindPart(kind="maths", min_reward=-2.0), GATE), num_tokens=2)
     assert [part.label for part in ticket.begin()] == ["format"]
-    verdict = ticket.answer("format", scored(0.5))
+    verdict = ticket.record("format", scored(0.5))
     assert verdict is not None and verdict.value == -2.0 + 0.125 and not ticket.opened()
     assert "format is a gate and closed" in verdict.reason
 
 
 def test_an_open_gate_hands_on_once_all_gates_are_open() -> None:
     second = KindPart(kind="repetition", gate=0.0)
-    ticket = Ticket("1.0", (MATHS, GATE, second), num_tokens=2)
+    ticket = SampleScore("1.0", (MATHS, GATE, second), num_tokens=2)
     assert [part.label for part in ticket.begin()] == ["format", "repetition"]
-    assert ticket.answer("format", scored(1.0)) is None and not ticket.opened()
-    assert ticket.answer("repetition", scored(0.0)) is None
+    assert ticket.record("format", scored(1.0)) is None and not ticket.opened()
+    assert ticket.record("repetition", scored(0.0)) is None
     assert [part.label for part in ticket.opened()] == ["maths"] and not ticket.opened()
-    verdict = ticket.answer("maths", scored(1.0))
+    verdict = ticket.record("maths", scored(1.0))
     assert verdict is not None and verdict.value == 1.25
 
 
 def test_two_gates_of_which_one_is_closed_give_one_verdict() -> None:
-    ticket = Ticket("1.0", (MATHS, GATE, KindPart(kind="repetition", gate=0.0)), num_tokens=2)
+    ticket = SampleScore("1.0", (MATHS, GATE, KindPart(kind="repetition", gate=0.0)), num_tokens=2)
     ticket.begin()
-    assert ticket.answer("format", scored(0.0)) is None, "the other gate has not answered yet"
-    assert ticket.answer("repetition", scored(0.0)) is not None
+    assert ticket.record("format", scored(0.0)) is None, "the other gate has not answered yet"
+    assert ticket.record("repetition", scored(0.0)) is not None
 
 
 def test_a_gate_that_failed_leaves_the_sample_without_a_reward() -> None:
-    ticket = Ticket("1.0", (MATHS, GATE), num_tokens=2)
+    ticket = SampleScore("1.0", (MATHS, GATE), num_tokens=2)
     ticket.begin()
-    verdict = ticket.answer("format", no_reward("down"))
+    verdict = ticket.record("format", no_reward("down"))
     assert verdict is not None and verdict.value is None
 
 
 def test_a_witness_looks_at_its_share_and_decides_nothing() -> None:
     looked = 0
     for number in range(2000):
-        ticket = Ticket(f"{number}.0", (MATHS, WITNESS), num_tokens=2)
+        ticket = SampleScore(f"{number}.0", (MATHS, WITNESS), num_tokens=2)
         asked = ticket.begin()
-        assert [part.label for part in Ticket(f"{number}.0", (MATHS, WITNESS), 2).begin()] == [
+        assert [part.label for part in SampleScore(f"{number}.0", (MATHS, WITNESS), 2).begin()] == [
             p.label for p in asked
         ]
         looked += WITNESS in asked

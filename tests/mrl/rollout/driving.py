@@ -41,7 +41,7 @@ def whole(asked: list[GenerationRequest], completions: list[Completion]) -> list
     """Return the completions in the requests' order; each came once and ended."""
     by_id = {each.request_id: each for each in completions}
     assert sorted(by_id) == sorted(r.request_id for r in asked) and len(by_id) == len(completions)
-    assert Status.PARKED not in {each.status for each in completions}
+    assert Status.INTERRUPTED not in {each.status for each in completions}
     return [by_id[r.request_id] for r in asked]
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from mrl.rollout.engine_pool import EnginePool
-from mrl.rollout.request import Completion, GenerationRequest, whole_sample
+from mrl.rollout.request import Completion, GenerationRequest, sample_of_completion
 from mrl.samples import Prompt, Status
 from tests.engines import EngineHost, spelled
 
@@ -68,7 +68,7 @@ class PoolHost:
 def require_whole(request: GenerationRequest, completion: Completion) -> None:
     """Of its length, each segment behind the tokens that it says, versions in order, and the text that of all tokens."""
     assert (completion.status, len(completion.tokens)) == (Status.TRUNCATED, request.max_tokens)
-    sample = whole_sample(Prompt(0, request.prompt_tokens, "", None), 0, completion)
+    sample = sample_of_completion(Prompt(0, request.prompt_tokens, "", None), 0, completion)
     bounds = [0, *(s.end for s in sample.segments)]
     assert [s.start for s in sample.segments] == bounds[:-1] and bounds[-1] == request.max_tokens
     versions, attempts = ([getattr(s, name) for s in sample.segments] for name in ("version", "attempt"))

@@ -18,7 +18,7 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, PeerLost
 from mrl.rollout import vllm_start
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.part import Part
+from mrl.rollout.part import EngineProcess
 from mrl.rollout.request import Completion, GenerationRequest, join_completions, next_request
 from mrl.samples import Status
 from tests.engines import EngineHost
@@ -46,7 +46,7 @@ class Pair:
                 model_path=str(folder),
                 max_length=96,
                 seed=SEED,
-                part=Part(dp_rank=dp_rank, dp=2),
+                part=EngineProcess(dp_rank=dp_rank, dp=2),
                 meeting=meeting,
                 real_weights=True,
                 routes=True,
@@ -141,7 +141,7 @@ def test_both_pause_at_one_step_and_requests_continue_at_the_other(pair: Pair, t
     assert [steps for steps, _ in told] == [6, 6]
     continuing = []
     for share, (_, parts) in zip(shares, told, strict=True):
-        assert [(p.status, len(p.tokens)) for p in parts] == [(Status.PARKED, 6)] * len(share)
+        assert [(p.status, len(p.tokens)) for p in parts] == [(Status.INTERRUPTED, 6)] * len(share)
         continuing.append([next_request(r, p, SEED) for r, p in zip(share, parts, strict=True)])
     rest = pair.both(driving.generate, continuing[1], continuing[0])[::-1]
     for share, (_, parts), ended in zip(shares, told, rest, strict=True):
@@ -229,6 +229,6 @@ def test_a_process_by_itself_is_no_engine_of_two(tiny_model: Path) -> None:
             str(tiny_model),
             max_length=96,
             seed=1,
-            part=Part(),
+            part=EngineProcess(),
             meeting=None,
         )

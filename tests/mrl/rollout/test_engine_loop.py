@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mrl.errors import RolloutError
-from mrl.rollout.engine import Paused
+from mrl.rollout.engine import PauseReport
 from mrl.rollout.engine_loop import EngineLoop
 from mrl.rollout.request import Completion
 from mrl.samples import Status
@@ -49,10 +49,10 @@ class Stub:
         ended, self.ended = self.ended, []
         return ended
 
-    def pause(self) -> Paused:
+    def pause(self) -> PauseReport:
         self.did.append("pause")
         self.ended = [Completion.empty("0.1", Status.FINISHED)]
-        return Paused(3, 9)
+        return PauseReport(3, 9)
 
     def resume(self, *, training: bool) -> None:
         self.did.append(f"resume {training}")
@@ -122,7 +122,7 @@ def test_a_pause_comes_after_the_step_under_way_and_lasts(made: tuple[EngineLoop
     both = loop.pause(), loop.pause()
     assert not both[0].done()
     stub.allowed.release(100)
-    assert [each.result(SECONDS) for each in both] == [Paused(3, 9)] * 2
+    assert [each.result(SECONDS) for each in both] == [PauseReport(3, 9)] * 2
     assert heard.completions == [("0.1", True)]
     assert loop.call(lambda engine: stub.left).result(SECONDS) == 4
     assert stub.did == ["resume False", "step", "pause"] and loop.num_steps == 1

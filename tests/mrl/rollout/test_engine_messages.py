@@ -61,7 +61,7 @@ def test_completions_come_out_as_they_went_in() -> None:
         completion("0.0", [3], Status.FINISHED, "3 é\n\U0001f600"),
         completion("0.1", [], Status.ABORTED),
         completion("12.3", [2, 1, 2], Status.TRUNCATED),
-        completion("-12.4", [1], Status.PARKED),
+        completion("-12.4", [1], Status.INTERRUPTED),
     ]
     for found in (
         engine_messages.completions_of(sent(engine_messages.ended(made, lambda block: -1))),
@@ -87,8 +87,8 @@ def test_routes_of_all_completions_travel_as_the_number_of_one_block() -> None:
             "0.0", [3], Status.FINISHED, routes=Routes((RouteRows(rows, 1, 3), RouteRows(rows, 0, 2)))
         ),
         completion("0.1", [], Status.ABORTED),
-        completion("1.0", [2], Status.PARKED, routes=Routes((RouteRows(rows, 4, 6),), 1)),
-        completion("1.1", [], Status.PARKED, routes=Routes(())),
+        completion("1.0", [2], Status.INTERRUPTED, routes=Routes((RouteRows(rows, 4, 6),), 1)),
+        completion("1.1", [], Status.INTERRUPTED, routes=Routes(())),
     ]
     message = sent(engine_messages.ended(made, keep))
     assert message.block == 17

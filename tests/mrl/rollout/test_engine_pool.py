@@ -23,8 +23,8 @@ from mrl.processes.framing import frame
 from mrl.rollout import engine_messages, engine_server
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.engine_client import EngineClient, EngineLost
-from mrl.rollout.engine_pool import EnginePool, Interrupted
-from mrl.rollout.part import Part
+from mrl.rollout.engine_pool import EnginePool, PauseTotals
+from mrl.rollout.part import EngineProcess
 from mrl.rollout.request import Completion, GenerationRequest, Sampling
 from mrl.samples import Prompt
 from tests.engines import EngineHost
@@ -51,7 +51,7 @@ class World(PoolHost):
                 model_path=str(folder),
                 max_length=160,
                 seed=SEED,
-                part=Part(number),
+                part=EngineProcess(number),
                 real_weights=True,
             )
 
@@ -350,7 +350,7 @@ def test_an_engine_that_fails_says_how_and_requests_wait_for_another(world: Worl
         await comes_true(lambda: pool.is_stranded)
         assert world.lost[-1] == (0, "engine 0 failed: PeerLost: engine 0 could not go on", "PeerLost")
         assert {pool.where(r.request_id) for r in requests} == {"in no engine"}
-        assert await pool.pause(snapshot=True) == Interrupted()
+        assert await pool.pause(snapshot=True) == PauseTotals()
         for task in tasks:
             assert not task.done()
             task.cancel()

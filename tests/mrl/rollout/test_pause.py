@@ -9,8 +9,8 @@ import pytest
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import RolloutError
-from mrl.rollout.engine import Paused, RolloutEngine
-from mrl.rollout.request import Completion, GenerationRequest, whole_sample
+from mrl.rollout.engine import PauseReport, RolloutEngine
+from mrl.rollout.request import Completion, GenerationRequest, sample_of_completion
 from mrl.rollout.seeds import sample_seed
 from mrl.samples import Prompt, Status
 from tests.engines import EngineHost
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 def require_whole(request: GenerationRequest, completion: Completion, length: int) -> None:
     """All its tokens, in segments without a gap, each behind the tokens that it says."""
-    sample = whole_sample(Prompt(0, request.prompt_tokens, "", None), 0, completion)
+    sample = sample_of_completion(Prompt(0, request.prompt_tokens, "", None), 0, completion)
     assert (completion.status, len(completion.tokens)) == (Status.TRUNCATED, length)
     assert [s.start for s in sample.segments] == [0, *(s.end for s in sample.segments[:-1])]
     assert sample.segments[-1].end == length
@@ -30,7 +30,7 @@ def require_whole(request: GenerationRequest, completion: Completion, length: in
 
 def paused_twice(
     engine: RolloutEngine, requests: list[GenerationRequest]
-) -> tuple[list[Completion], list[int], list[Paused], bool]:
+) -> tuple[list[Completion], list[int], list[PauseReport], bool]:
     """The snapshot after nine steps, what vLLM had after each pause, what the pauses interrupted, and whether any work was left."""
     engine.submit(requests)
     for _ in range(9):
@@ -50,9 +50,9 @@ def test_a_paused_request_has_the_tokens_that_it_would_have_had(
     requests = asked(70)
     at_once = serving.call(driving.generate, requests)
     parts, unfinished, paused, has_work = serving.call(paused_twice, requests)
-    assert unfinished == [0, 0] and not has_work and paused == [Paused(64, 64 * (8 + 9)), Paused()]
+    assert unfinished == [0, 0] and not has_work and paused == [PauseReport(64, 64 * (8 + 9)), PauseReport()]
     assert [(p.request_id, p.status, len(p.tokens)) for p in parts] == [
-        (r.request_id, Status.PARKED, 9) for r in requests[:64]
+        (r.request_id, Status.INTERRUPTED, 9) for r in requests[:64]
     ]
     for part, complete in zip(parts, at_once[:64], strict=True):
         assert part.tokens.tolist() == complete.tokens[:9].tolist()

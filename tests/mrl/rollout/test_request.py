@@ -14,7 +14,7 @@ from mrl.rollout.request import (
     join_completions,
     next_request,
     prompt_digest,
-    whole_sample,
+    sample_of_completion,
 )
 from mrl.rollout.seeds import MAX_ATTEMPTS, sample_of, sample_seed
 from mrl.routes import RouteRows, Routes
@@ -23,7 +23,7 @@ from tests.support.samples import make_completion
 
 SEED = 7
 PROMPTS = [Prompt(index, np.arange(2, 5 + index, dtype=np.int32), "", None) for index in (0, 1, -1)]
-PARKED = Status.PARKED
+PARKED = Status.INTERRUPTED
 
 
 def asked(index: int = 0, number: int = 1) -> GenerationRequest:
@@ -63,7 +63,7 @@ def test_three_segments_are_one_response() -> None:
     assert [(s.start, s.end, s.version, s.attempt) for s in complete.segments] == [
         (0, 3, 4, 0), (3, 5, 4, 1), (5, 6, 7, 2),
     ]  # fmt: skip
-    sample = whole_sample(PROMPTS[0], 1, complete)
+    sample = sample_of_completion(PROMPTS[0], 1, complete)
     assert sample.segments == complete.segments and sample.loss_mask.all() and len(sample.loss_mask) == 6
     assert repr(completion_of(sample)) == repr(complete)
 
@@ -107,7 +107,7 @@ def test_routes_of_the_segments_follow_each_other() -> None:
         dataclasses.replace(make_completion(again, [14, 15]), routes=parts[1]),
     )
     assert complete.routes == Routes((*parts[0].pieces, *parts[1].pieces), 1)
-    assert whole_sample(PROMPTS[0], 1, complete).status is Status.FAILED, "a row is missing"
+    assert sample_of_completion(PROMPTS[0], 1, complete).status is Status.FAILED, "a row is missing"
 
 
 def test_too_many_versions_in_one_response_are_refused() -> None:
@@ -121,10 +121,10 @@ def test_a_sample_of_other_tokens_than_the_engine_ran_is_refused(changed: int) -
     request = asked()
     begun = make_completion(request, [1, 2, 3], status=PARKED)
     complete = join_completions(begun, make_completion(next_request(request, begun, SEED), [4]))
-    assert whole_sample(PROMPTS[0], 1, complete).segments[1].prompt_digest == prompt_digest(
+    assert sample_of_completion(PROMPTS[0], 1, complete).segments[1].prompt_digest == prompt_digest(
         np.array([*PROMPTS[0].tokens.tolist(), 1, 2, 3])
     )
     segments = list(complete.segments)
     segments[changed] = dataclasses.replace(segments[changed], prompt_digest=5)
     with pytest.raises(RolloutError, match=f"engine 0 ran other tokens before position {3 * changed} "):
-        whole_sample(PROMPTS[0], 1, dataclasses.replace(complete, segments=tuple(segments)))
+        sample_of_completion(PROMPTS[0], 1, dataclasses.replace(complete, segments=tuple(segments)))

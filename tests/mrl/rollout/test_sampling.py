@@ -176,7 +176,7 @@ def test_the_text_of_a_response_that_continues_is_that_of_one_request(kind: str)
         request = GenerationRequest("1.0", prompt, 1, 99, own_tokens=own[:cut])
         parameters = exchange.sampling_params(request, stop=(), texts=("2 語",))
         state = goes_on(tokenizer, request, parameters)
-        exchange.remember_text(state, tokenizer, parameters, request)
+        exchange.restore_detokenizer(state, tokenizer, parameters, request)
         stops = [state.detokenizer.update([token], False) for token in own[cut:].tolist()]
         assert stops == [None] * (len(own) - cut - 1) + ["2 語"]
         assert state.detokenizer.output_text == "x √, "

@@ -94,7 +94,7 @@ def _differences(adapted: TrainedModel, full: TrainedModel) -> list[float]:
     weights: Any = full.chunks.models[0].weights()
     found = []
     for pair in adapted.chunks.models[0].pairs:
-        slabs, gradient = pair.adapter.slabs, weights[pair.adapter.parameter].main_grad
+        slabs, gradient = pair.adapter.num_pairs, weights[pair.adapter.parameter].main_grad
         parts = (
             gradient,
             pair.a.detach().float(),

@@ -40,16 +40,16 @@ from mrl.models.megatron.layer_modules import RecordingRouter, RMSNorm
 from mrl.models.megatron.lora_parameters import LowRankPair
 from mrl.models.megatron.packed_segments import PackedSegments
 from mrl.models.megatron.projection_norm import ProjectionNorm
-from mrl.models.megatron.replay import Given
+from mrl.models.megatron.replay import ReplayedRouting
 from mrl.models.rope import Rope
 from mrl.routes import RouteRows, Routes
 from mrl.samples import TrainBatch
 from mrl.training.divergence import Vocabulary
-from mrl.training.lessons import Lessons
+from mrl.training.lessons import TargetsOfTeachers
 from mrl.training.output_layer import OutputLayer
 from mrl.training.packing import pack_microbatches
 from mrl.training.passes import Passes
-from mrl.training.prepared import Prepared
+from mrl.training.prepared import DeviceMicrobatch
 from mrl.training.replay import Replay
 from tests.support.meta_mode import META
 from tests.tiny_models import random_batch
@@ -90,7 +90,7 @@ def passes(layout: Layout, choice: LayerChoice, window: int, *, has_value_head: 
     head, of_values = made(VOCAB, HIDDEN), made(HIDDEN, dtype=torch.float32)
     last = types.SimpleNamespace(head_weight=lambda: head, values=lambda hidden: hidden.float() @ of_values)
     rank = object.__new__(Passes)
-    rank._layout, rank._place, rank._device, rank._is_last = layout, layout.place(0), META, True
+    rank._layout, rank._place, rank._device, rank._is_last = layout, layout.coordinates(0), META, True
     rank._chunks = types.SimpleNamespace(  # type: ignore[assignment]
         rotary=ROTARY,
         choice=choice,
@@ -107,7 +107,7 @@ def passes(layout: Layout, choice: LayerChoice, window: int, *, has_value_head: 
     return rank
 
 
-def prepared(rank: Passes, batch: TrainBatch) -> Prepared:
+def prepared(rank: Passes, batch: TrainBatch) -> DeviceMicrobatch:
     layout = rank._layout
     (plan,) = pack_microbatches(batch, max_tokens=1 << 30, num_microbatches=1, tp=layout.tp, cp=layout.cp)
     scored = np.ones(batch.num_tokens, bool)
@@ -203,7 +203,7 @@ def no_correction() -> None:
 def delta_net() -> None:
     packed, count = prepared(passes(*LAYOUTS["local"]), BATCH).packed, BATCH.num_tokens
     query, key, value = (made(count, heads, WIDTH // 2) for heads in (1, 1, 2))
-    mixed = short_convolution(made(count, 3 * WIDTH), made(3 * WIDTH, 4), packed.places)
+    mixed = short_convolution(made(count, 3 * WIDTH), made(3 * WIDTH, 4), packed.positions)
     decay, beta = gates(made(count, 2), made(count, 2), made(2), made(2))
     out, _ = gated_delta_rule(query, key, value, decay, beta, packed.chunks)
     normed = once(lambda: GatedNorm(_config(), WIDTH // 2))(out, out)
@@ -293,7 +293,7 @@ def given_routes() -> None:
     replay = _replay(routers)
     item = prepared(passes(*LAYOUTS["local"]), batch)
     with replay.given(batch, [item]), replay.microbatch(0):
-        _visit(routers, Given)
+        _visit(routers, ReplayedRouting)
 
 
 def adapter() -> None:
@@ -322,7 +322,7 @@ def lessons(section: DistillationSection, *, split: bool) -> None:
     assert lesson is not None
     item = prepared(rank, read())
     states = made(len(item.own_index), HIDDEN)
-    Lessons(section, [lesson]).divergence(
+    TargetsOfTeachers(section, [lesson]).divergence(
         item.own_index, states, rank._head.weight, vocabulary
     ).sum().backward()
 

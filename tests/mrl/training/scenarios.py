@@ -110,7 +110,7 @@ def digests_of_folder(folder: Path, layout: dict[str, int], *, dtype: str) -> li
     """digest_boxes of each rank of a layout, had it loaded the folder."""
     hf_config, places = hf_folder.read_config(folder), LayoutSection(**layout).sizes()
     family, digests = family_of(hf_config), []
-    for place in places.places():
+    for place in places.all_coordinates():
         table = family.local_tensors(hf_config, places, place, dtype=dtype)
         held = [(local, torch.empty(local.shape, dtype=getattr(torch, local.dtype))) for local in table]
         hf_values.load_folder(folder, family, hf_config, held)
@@ -306,7 +306,7 @@ def save_beside(
     save = Save(bad, at._states(), extra={}, about=at._about)
     if rank == 1:
         (partial_of(bad) / "__1_0.distcp").mkdir()
-    save.write_beside()
+    save.write_in_background()
     try:
         save.commit()
         error = ""

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from mrl.algorithms.objective import cross_entropy
 from mrl.capacity.model_facts import find_facts
 from mrl.config.sections.model import ModelSection
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 from mrl.samples import TrainBatch
-from mrl.training.balance import Dealer, SampleCost, deal
+from mrl.training.balance import SampleBalancer, SampleCost, assign_samples
 from mrl.training.batch import merge_parts
 from mrl.training.packing import count_microbatches, pack_microbatches, split_samples
 from mrl.training.pass_options import PassOptions
@@ -38,7 +38,9 @@ LONG = SampleCost(token=1.0, pair=1 / 4000)
 @settings(max_examples=150, deadline=None)
 def test_microbatches_hold_their_limit(sizes: list[int], limit: int, ranks: int, multiple: int) -> None:
     lengths = np.asarray(sizes, np.int64)
-    rank, microbatch = deal(lengths, LONG(lengths), ranks=ranks, max_tokens=limit, multiple=multiple)
+    rank, microbatch = assign_samples(
+        lengths, LONG(lengths), ranks=ranks, max_tokens=limit, multiple=multiple
+    )
     assert len(rank) == len(microbatch) == len(sizes)
     assert ((rank >= 0) & (rank < ranks)).all()
     for number in range(int(microbatch.max(initial=-1)) + 1):
@@ -82,7 +84,7 @@ def test_ranks_wait_little_at_each_microbatch(ranks: int, count: int, bound: flo
         costs = LONG(lengths)
         old, new = (
             by_tokens(lengths, ranks, 32_768),
-            deal(lengths, costs, ranks=ranks, max_tokens=32_768),
+            assign_samples(lengths, costs, ranks=ranks, max_tokens=32_768),
         )
         before.append(waiting_share(costs, *old, ranks=ranks))
         after.append(waiting_share(costs, *new, ranks=ranks))
@@ -99,11 +101,11 @@ def test_equal_sums_over_ranks_are_not_enough() -> None:
     costs, rank, microbatch = np.array([9.0, 3, 3, 9]), np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
     assert waiting_share(costs, rank, microbatch, ranks=2) == pytest.approx(1 - 24 / 36)
     lengths = costs.astype(np.int64)
-    assert waiting_share(costs, *deal(lengths, costs, ranks=2, max_tokens=9), ranks=2) == 0
+    assert waiting_share(costs, *assign_samples(lengths, costs, ranks=2, max_tokens=9), ranks=2) == 0
 
 
 def test_a_samples_cost_is_the_models_own_count(tmp_path: Path) -> None:
-    facts: Facts = find_facts(ModelSection(path=str(write_model(tmp_path / "moe"))))
+    facts: ModelSize = find_facts(ModelSection(path=str(write_model(tmp_path / "moe"))))
     cost, lengths = SampleCost.of_model(facts), np.array([7, 300])
     expected = [facts.forward_flops(n, n * n / 2) for n in lengths]
     assert cost(lengths) == pytest.approx(expected)
@@ -124,7 +126,7 @@ Dealing = tuple[np.ndarray, np.ndarray]
 
 def dealings(batch: TrainBatch, ranks: int) -> list[Dealing]:
     """By cost; each rank's own packing of every other sample; and at random, with microbatches that some ranks have not."""
-    dealt, parts = Dealer(ranks=ranks, max_tokens=64, cost=LONG)(batch)
+    dealt, parts = SampleBalancer(ranks=ranks, max_tokens=64, cost=LONG)(batch)
     rank = np.zeros(batch.num_samples, np.int64)
     for number, part in enumerate(parts):
         rank[part] = number

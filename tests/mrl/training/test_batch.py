@@ -14,8 +14,8 @@ from mrl.samples import (
     Verdict,
     VerdictKind,
 )
-from mrl.training.balance import Dealer, SampleCost
-from mrl.training.batch import ages, first_versions, merge_parts, minibatches, pack
+from mrl.training.balance import SampleBalancer, SampleCost
+from mrl.training.batch import first_versions, merge_parts, minibatches, pack, staleness_of
 from tests.support.samples import make_batch, make_sample
 
 
@@ -36,7 +36,7 @@ def test_ages_lie_where_pack_puts_the_tokens() -> None:
     )
     second = dataclasses.replace(second, loss_mask=np.array([True, False, True]))
     groups = [Group(Prompt(0, first.prompt_tokens, "", None), (first, second))]
-    found = ages(groups, version=6)
+    found = staleness_of(groups, version=6)
     assert found.tolist() == [0, 0, 2, 2, 2, 0, 0, 1, 0, 1] and found.dtype == np.float32
 
 
@@ -50,14 +50,14 @@ def test_a_token_is_of_the_version_that_began_its_response() -> None:
 
 def test_pack_of_nothing_is_an_empty_batch() -> None:
     assert pack([]).num_samples == 0 and pack([]).num_tokens == 0
-    assert len(ages([], version=1)) == 0
+    assert len(staleness_of([], version=1)) == 0
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=40), st.integers(1, 6))
 def test_every_sample_is_dealt_out_once_and_merge_restores_the_order(lengths, parts) -> None:
     batch = make_batch(lengths)
-    dealt, chosen = Dealer(ranks=parts, max_tokens=50, cost=SampleCost(token=1, pair=0.1))(batch)
+    dealt, chosen = SampleBalancer(ranks=parts, max_tokens=50, cost=SampleCost(token=1, pair=0.1))(batch)
     assert len(chosen) == parts
     assert sorted(np.concatenate(chosen).tolist()) == list(range(batch.num_samples))
     shards = [dealt.select(c) for c in chosen]

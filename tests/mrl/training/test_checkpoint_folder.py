@@ -97,7 +97,7 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
 def test_prune_removes_damaged_ones_with_those_of_their_age(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         write_checkpoint(tmp_path, folders.name_of(step))
-    folders.set_aside_from(tmp_path / folders.name_of(2))
+    folders.rename_rejected_from(tmp_path / folders.name_of(2))
     write_checkpoint(tmp_path, folders.name_of(2))
     assert folders.prune(tmp_path, keep=2) == []
     write_checkpoint(tmp_path, folders.name_of(3))

@@ -64,7 +64,7 @@ def test_an_update_has_the_gradient_of_whole_logits(layout, kind, one_rank_of, t
     section = DistillationSection(
         teachers={str(n): str(path) for n, path in enumerate(teachers)},
         divergence=kind,
-        alone=True,
+        teachers_only=True,
     )
     world = LayoutSection(**layout).world_size
     results = run_ranks(distillations.exact_step, world, str(folder), layout, section)

@@ -44,7 +44,7 @@ def load_all(folder: Path, layout: Layout) -> dict[tuple[int, int, str], torch.T
     files = hf_folder.tensor_files(folder)
     expected = family.checkpoint_tensors(config)
     loaded = {}
-    for place in layout.places():
+    for place in layout.all_coordinates():
         targets = [
             (local, torch.full(local.shape, 7.0, dtype=torch.bfloat16))
             for local in family.local_tensors(config, layout, place)
@@ -62,7 +62,7 @@ def test_pieces_of_all_ranks_make_the_folder_again(layout: Layout, folder: Path)
         tensor.name: torch.full(tensor.shape, float("nan"), dtype=torch.bfloat16)
         for tensor in family.checkpoint_tensors(config)
     }
-    for place in layout.places():
+    for place in layout.all_coordinates():
         for local in family.local_tensors(config, layout, place):
             for piece in local.pieces:
                 value = hf_values.box(
@@ -154,7 +154,9 @@ def test_a_tensor_of_another_shape_is_named(spoiled: tuple[Path, dict[str, torch
     tensors["model.norm.weight"] = torch.zeros(47)
     save_file(tensors, path / "model.safetensors")
     for read in BOTH:
-        with pytest.raises(ConfigError, match=r"model\.norm\.weight .* is \[47\], but config\.json says \[48\]"):
+        with pytest.raises(
+            ConfigError, match=r"model\.norm\.weight .* is \[47\], but config\.json says \[48\]"
+        ):
             read(path)
 
 

@@ -130,7 +130,7 @@ def test_parameters_that_nobody_changed_are_not_copied_again(cuda, monkeypatch) 
     memory.start_copy()
     memory.offload()
     memory.reload()
-    with memory.holding(reference, "swap the reference in"):
+    with memory.swapped_in(reference, "swap the reference in"):
         pass
     memory.offload()
     assert len(made) == 2  # the snapshot, and one copy of the parameters
@@ -145,7 +145,7 @@ def test_borrowed_buffers_hold_what_they_did_also_after_an_error(cuda: RecordedC
     memory = memory_of(parameters)
 
     def fail_inside() -> None:
-        with memory.borrowed("load the reference"):
+        with memory.preserved("load the reference"):
             parameters.fill_(7.0)
             raise KeyError
 
@@ -155,7 +155,7 @@ def test_borrowed_buffers_hold_what_they_did_also_after_an_error(cuda: RecordedC
 
 
 def test_what_is_freed_leaves_torchs_cache(cuda: RecordedCuda) -> None:
-    device_memory.give_back(DEVICE)
+    device_memory.release_cached(DEVICE)
     assert cuda.take() == ["ipc_collect", "empty_cache"]
 
 

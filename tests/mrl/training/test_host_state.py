@@ -92,11 +92,11 @@ def test_a_piece_comes_is_updated_and_leaves_before_its_memory_goes(cuda) -> Non
     named = {"model_float16_groups": [masters], "shard_fp32_from_float16_groups": [masters]}
     part = SimpleNamespace(optimizer=inner, model_fp32_groups=[], shard_fp32_groups=[], **named)
     piece = host_state.OptimizerShard(part, masters[:2], DEVICE)
-    piece.leave()
+    piece.move_to_host()
     away = ["side waits for current", "on side", "off side", "synchronize side"]
     assert cuda.take() == ["pin", *away]
     assert [m.untyped_storage().size() for m in masters] == [0, 0, 400] and piece.copy_of(masters[2]) is None
-    with piece.alone():
+    with piece.on_device():
         assert cuda.take() == [*away[:3], "current waits for side"]
         assert [len(group["params"]) for group in inner.param_groups] == [2]
         assert part.shard_fp32_from_float16_groups == [masters[:2]]

@@ -16,7 +16,7 @@ from mrl.config.sections.lora import LoraSection
 from mrl.config.sections.training import LayoutSection, TrainingSection
 from mrl.errors import CheckpointError
 from mrl.models.adapters import adapters
-from mrl.models.facts import Facts
+from mrl.models.facts import ModelSize
 from mrl.training.checkpoint.checkpoint_folder import read_manifest
 from mrl.training.checkpoint.reader import DistributedCheckpoint
 from mrl.training.hf import export_folder, peft
@@ -129,10 +129,10 @@ def check_memory(
 ) -> None:
     """Of the first rank of each stage: weights, gradients (but the one that is under way) and optimizer state."""
     training = TrainingSection(layout=LayoutSection(**layout), dtype="float32", lora=lora)
-    facts, sizes = Facts(read_config(folder), ""), training.layout.sizes()
+    facts, sizes = ModelSize(read_config(folder), ""), training.layout.sizes()
     planned = stage_memory(facts, training)
     for stage, memory in enumerate(planned):
-        place = sizes.place(stage * sizes.tp * sizes.cp * sizes.dp)
+        place = sizes.coordinates(stage * sizes.tp * sizes.cp * sizes.dp)
         changed = {a.parameter for a in adapters(facts.family, facts.hf, sizes, place, lora)}
         table = facts.family.local_tensors(facts.hf, sizes, place)
         largest = max(int(np.prod(t.shape)) for t in table if t.name in changed)

@@ -9,7 +9,7 @@ import pytest
 from mrl.algorithms.preference import PreferenceObjective
 from mrl.config.sections.training import LayoutSection
 from mrl.config.sections.tune import ObjectiveSection
-from mrl.data.tune_rows import batch_of
+from mrl.data.tune_rows import build_tune_batch
 from mrl.loops.tuning.row_logprobs import own_share, row_logprobs
 from tests.mrl.training import scenarios
 from tests.mrl.training.pair_rows import LAYOUTS, LONG_LAYOUTS, Steps, compare, name, pairs, told_of
@@ -37,7 +37,7 @@ def preference_steps(
     reference = {
         n: [value - 0.3137 + 0.2 * i for i, value in enumerate(values)] for n, values in found.items()
     }
-    shard = own_share(batch_of(rows, range(len(rows)), reference), at)
+    shard = own_share(build_tune_batch(rows, range(len(rows)), reference), at)
     told = [told_of(found)]
     for section in OBJECTIVES:
         counts = {"num_rows": float(len(rows))}

@@ -10,7 +10,7 @@ import pytest
 from mrl.algorithms.reward_model_objective import RewardModelObjective
 from mrl.config.sections.training import LayoutSection
 from mrl.config.sections.tune import CenterSection, ObjectiveSection
-from mrl.data.tune_rows import batch_of
+from mrl.data.tune_rows import build_tune_batch
 from mrl.loops.tuning.row_logprobs import own_share, row_scores
 from tests.mrl.training import scenarios
 from tests.mrl.training.critics import set_head
@@ -45,7 +45,7 @@ def reward_model_steps(
     set_head(at.policy)
     known = scored_pairs()
     found = row_scores(at, known, batch_rows=4)
-    shard = own_share(batch_of(known, range(len(known))), at)
+    shard = own_share(build_tune_batch(known, range(len(known))), at)
     told = [told_of(found)]
     denominators = {
         "num_rows": float(len(known)),

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from mrl.training.router_loads import load_figures
+from mrl.training.router_loads import load_metrics
 
 
 def test_even_and_collapsed_layers_have_the_extreme_figures() -> None:
     visits = np.array([[5, 5, 5, 5], [0, 0, 0, 0], [20, 0, 0, 0]])
-    found = load_figures(visits)
+    found = load_metrics(visits)
     assert found == pytest.approx(
         {
             "moe/load_max_over_mean": 2.5,
@@ -26,8 +26,8 @@ def test_even_and_collapsed_layers_have_the_extreme_figures() -> None:
 def test_entropy_is_of_the_shares_over_its_largest() -> None:
     shares = np.array([0.5, 0.25, 0.25, 0.0])
     expected = -(0.5 * np.log(0.5) + 0.5 * np.log(0.25)) / np.log(4)
-    assert load_figures((shares * 8)[None])["moe/load_entropy"] == pytest.approx(expected)
+    assert load_metrics((shares * 8)[None])["moe/load_entropy"] == pytest.approx(expected)
 
 
 def test_a_model_without_routers_has_no_figures() -> None:
-    assert load_figures(np.zeros((4, 8), np.int64)) == load_figures(np.zeros((0, 0), np.int64)) == {}
+    assert load_metrics(np.zeros((4, 8), np.int64)) == load_metrics(np.zeros((0, 0), np.int64)) == {}

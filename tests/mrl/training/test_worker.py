@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from mrl.config.sections.training import LayoutSection
-from mrl.training.router_loads import load_figures
+from mrl.training.router_loads import load_metrics
 from tests.mrl.training import scenarios
 from tests.mrl.training.layouts import OneRank, check_forward, name_of
 from tests.ranks import run_ranks
@@ -45,7 +45,7 @@ def test_expert_load_is_what_the_routers_chose(folder: Path) -> None:
     visits = np.zeros((4, 8))
     visits[0, :2] = num_tokens = random_batch(10, seed=1).num_tokens
     visits[1:] = np.repeat(np.bincount(np.arange(num_tokens) % 4, minlength=4), 2)
-    assert {n: v for n, v in metrics.items() if n.startswith("moe/")} == load_figures(visits)
+    assert {n: v for n, v in metrics.items() if n.startswith("moe/")} == load_metrics(visits)
     assert metrics["moe/layers/000/load_max_over_mean"] == metrics["moe/load_max_over_mean_max"] == 4
     assert metrics["moe/load_entropy_min"] == pytest.approx(1 / 3)
     assert metrics["moe/layers/003/load_max_over_mean"] == visits[3].max() * 8 / visits[3].sum()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.errors import PoolError
+from mrl.errors import RolloutBufferError
 from mrl.samples import (
     Group,
     Prompt,
@@ -68,7 +68,7 @@ SAMPLES = {
     ),
     "a mask of its own": made(ONE, 5, loss_mask=np.array([1, 0, 1, 1, 0], np.bool_)),
     "versions of its own": made(ONE, 5, policy_versions=np.array([3, 3, 2, 3, -1], np.int32)),
-    "parked": made(TWO, 5, status=Status.PARKED),
+    "parked": made(TWO, 5, status=Status.INTERRUPTED),
 }
 
 
@@ -90,11 +90,11 @@ def test_a_group_comes_back_as_it_was() -> None:
 
 @pytest.mark.parametrize("data", [b"", b'{"prompt": 3, "samples": []}', encode_group(group_of(1))[:-1]])
 def test_a_group_of_another_release_says_so(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PoolError, match="another release of mrl; finish the run"):
+    with pytest.raises(RolloutBufferError, match="another release of mrl; finish the run"):
         decode_group(data, prompt_at)
     today = encode_group(group_of(1))
     monkeypatch.setattr(group_messages, "_FORM", "other fields")
-    with pytest.raises(PoolError, match="another release"):
+    with pytest.raises(RolloutBufferError, match="another release"):
         decode_group(today, prompt_at)
 
 

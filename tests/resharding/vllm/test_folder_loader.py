@@ -30,7 +30,9 @@ def served(folder: Path, **settings: object) -> list[Completion]:
 
 
 def test_all_families_that_carry_tensors_are_here() -> None:
-    assert {name for name in FAMILIES if FAMILIES[name].carried and "text" not in name} == set(BESIDE_IMAGES)
+    assert {name for name in FAMILIES if FAMILIES[name].copied_prefixes and "text" not in name} == set(
+        BESIDE_IMAGES
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from vllm.model_executor.model_loader.reload import record_metadata_for_reloadin
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from mrl.errors import WeightSyncError
-from mrl.models.tensors import CheckpointTensor, Piece
-from mrl.resharding.transfer.slot_tables import LeasedTensor, of_part
+from mrl.models.tensors import CheckpointTensor, TensorSlice
+from mrl.resharding.transfer.slot_tables import LeasedTensor, tables_of
 from mrl.resharding.vllm.modules import PlanLoader
 from mrl.resharding.vllm.trace import traced_manifest
 from tests.resharding.feeding import plan_of
@@ -109,7 +109,7 @@ def reload(model: Model, tensors: dict[str, torch.Tensor] = TENSORS) -> None:
     part = plan.part(0)
     leased = [LeasedTensor(n, 0, "float32", w.numel()) for n, w in enumerate(tensors.values())]
     loader = PlanLoader(model, CONFIG, None)
-    loader.start(of_part(part, leased), None)
+    loader.start(tables_of(part, leased), None)
     sources, nothing = [w.reshape(-1) for w in tensors.values()], torch.empty(0, dtype=torch.uint8)
     for index in range(len(part.windows)):
         loader.apply(index, sources, nothing)
@@ -144,7 +144,7 @@ def test_the_trace_sees_biases_and_changes_nothing(kind: type[Model]) -> None:
     before = {name: (p, p.clone()) for name, p in model.named_parameters()}
     found = traced_manifest(model, CHECKPOINT, rank=0)
     assert {t.name: t.pieces for t in found.tensors} == {
-        t.name: (Piece(t.name, (0,) * len(t.shape), t.shape, (0,) * len(t.shape)),) for t in CHECKPOINT
+        t.name: (TensorSlice(t.name, (0,) * len(t.shape), t.shape, (0,) * len(t.shape)),) for t in CHECKPOINT
     }
     assert found.unplanned == ()
     for name, parameter in model.named_parameters():

@@ -7,7 +7,7 @@ import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.wire.meeting import TCP, Meeting, said_by
+from mrl.resharding.wire.meeting import TCP, Meeting, published_by
 
 
 @pytest.mark.parametrize("kind", ["a file", "a port"])
@@ -18,7 +18,7 @@ def test_ranks_meet_and_those_that_miss_one_say_whom(kind: str, tmp_path: Path) 
 
     def join(rank: int) -> None:
         met = Meeting(store, "one", rank, 3).meet(60.0, lambda: None, said=f"I am {rank}")
-        heard[rank] = [said_by(met, other) for other in range(3)]
+        heard[rank] = [published_by(met, other) for other in range(3)]
 
     ranks = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
     for rank in ranks:

@@ -34,7 +34,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
     model = ModelSection(path=str(folder / "model"), new=new, max_length=16)
-    new_model.ensure(model, [str(folder / "pairs.jsonl")], seed=0)
+    new_model.ensure_model(model, [str(folder / "pairs.jsonl")], seed=0)
     return folder
 
 
