@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.launch.commands.assemble import Parts, assembled
+from mrl.launch.commands.start_run import Parts, assembled
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.recorder import Recorder
 from mrl.loops.schedule import Schedule

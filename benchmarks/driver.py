@@ -29,7 +29,7 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.prompt_stream import PromptStream
 from mrl.launch.cluster.cluster import cluster
-from mrl.launch.commands.assemble import in_driver, in_workers, rollout_thread
+from mrl.launch.commands.start_run import in_driver, in_workers, rollout_thread
 from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.placement import place
@@ -39,9 +39,9 @@ from mrl.loops.recorder import Recorder
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
+from mrl.observe.driver_memory import tune_driver_memory
 from mrl.observe.phases import Event, PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.observe.settled import tune_driver_memory
 from mrl.prepare.tokenizer import write_bpe
 from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.request import Lengths, Sampling
@@ -126,7 +126,7 @@ def _rows(options: argparse.Namespace, profile: cProfile.Profile | None) -> list
         pools.rollout.attach(rollouts)
         loop = _loop(options, config, pools, rollouts, run_folder, stack)
         loop.start()
-        tune_driver_memory()  # as a run's start does (launch/commands/assemble.py)
+        tune_driver_memory()  # as a run's start does (launch/commands/start_run.py)
         clock.listeners.append(pools.look)
         processor = Processor(rollouts)
         for number in range(options.steps + 2):
@@ -164,7 +164,7 @@ def _config(options: argparse.Namespace, folder: str) -> Config:
             f"launch.engine_slots={options.engines}",
             f"rollout={{max_response_tokens: {most}, max_num_seqs: {_seats(options)}}}",
             "loop.schedule=stream",
-            "stream.max_age=1",
+            "stream.max_staleness=1",
             f"loop.prompts_per_step={options.prompts}",
             f"loop.samples_per_prompt={options.samples}",
             f"loop.steps={options.steps + 3}",

@@ -24,10 +24,10 @@ from mrl.launch.workers.train_group import TrainGroup
 from mrl.observe.phases import Event
 from mrl.rollout.engine import PauseReport, RolloutEngine
 from mrl.rollout.engine_loop import EngineLoop
+from mrl.rollout.engine_process import EngineProcess
 from mrl.rollout.engine_server import EngineServer
-from mrl.rollout.part import EngineProcess
 from mrl.rollout.request import Completion, GenerationRequest, join_completions, next_request, prompt_digest
-from mrl.rollout.waiting import ALL, NOTHING, TRAINING, WaitingQueue
+from mrl.rollout.waiting_queue import ALL, NOTHING, TRAINING, WaitingQueue
 from mrl.samples import ResponseSegment, Status, TrainBatch
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.pass_options import PassOptions

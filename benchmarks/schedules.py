@@ -30,8 +30,8 @@ ROUNDS = 2
 def schedule_overrides(schedule: str) -> list[str]:
     """The overrides of "on_policy", or of "stream" with settings of its section behind colons.
 
-    >>> schedule_overrides("stream:max_age=2:sync_every=4")
-    ['loop.schedule=stream', 'stream.max_age=2', 'stream.sync_every=4']
+    >>> schedule_overrides("stream:max_staleness=2:sync_every=4")
+    ['loop.schedule=stream', 'stream.max_staleness=2', 'stream.sync_every=4']
     """
     name, *settings = schedule.split(":")
     return [f"loop.schedule={name}", *(f"{name}.{setting}" for setting in settings)]
@@ -107,10 +107,10 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "mean_step_seconds": statistics.fmean(steps),
         "tokens_per_second": sum(tokens) / sum(steps),
         "wait_seconds": mean("time/generate_seconds") + mean("time/reward_seconds"),
-        "parked": mean("stream/parked"),
-        "park_frac": mean("stream/park_seconds") / statistics.fmean(steps),
-        "age_mean": mean("policy/age_mean"),
-        "age_max": max(float(row["policy/age_steps"]) for row in rows),
+        "parked": mean("stream/interrupted"),
+        "pause_frac": mean("stream/pause_seconds") / statistics.fmean(steps),
+        "age_mean": mean("policy/staleness_mean"),
+        "age_max": max(float(row["policy/staleness_max"]) for row in rows),
         "driver_frac": mean("perf/driver_frac"),
         "phases": {name[5:-8]: mean(name) for name in phases},
         "steps": steps,
@@ -128,7 +128,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("parked", "parked", ".1f"),
     ("age", "age_mean", ".2f"),
     ("max", "age_max", ".0f"),
-    ("park", "park_frac", ".1%"),
+    ("pause", "pause_frac", ".1%"),
     ("driver", "driver_frac", ".1%"),
 )
 """(heading, figure, format)."""
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("config", nargs="+", help=CONFIG_HELP)
     parser.add_argument(
         "--schedules",
-        default="on_policy,stream:max_age=2",
+        default="on_policy,stream:max_staleness=2",
         help="separated by commas; settings of `stream` after colons; the first one is compared with",
     )
     parser.add_argument("--steps", type=int, default=15, help="measured of each schedule, in two runs")

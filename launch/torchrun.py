@@ -36,8 +36,8 @@ from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster.cluster import token_environment
 from mrl.launch.cluster.ray_node import TOKEN, Node, head_address, own_address, ray_node, token_of_environment
 from mrl.launch.slots import node_slots, overrides_for, slots_message
-from mrl.own_code import child_path
 from mrl.processes.start import exit_code, module_command, with_lifeline
+from mrl.user_code import child_path
 
 POLL_SECONDS = 1.0
 SILENCE_SECONDS = 60.0

@@ -21,7 +21,7 @@ FP8 = "fp8"
 """Method of DeepSeek-V3's and Qwen3's FP8 folders: float8_e4m3fn values in `X.weight`, the scale of each
 block in `X.weight_scale_inv`; weight = value * scale."""
 MXFP4 = "mxfp4"
-"""Method of gpt-oss's folders (models/microscaling.py)."""
+"""Method of gpt-oss's folders (models/mxfp4.py)."""
 COMPRESSED = "compressed-tensors"
 """Method of Kimi-K2-Thinking's folders (models/int4.py)."""
 

@@ -13,7 +13,7 @@ from tests.support.source_tree import modules
 
 LAYERS = [
     [
-        "mrl.compile_cache", "mrl.errors", "mrl.files", "mrl.own_code", "mrl.processes",
+        "mrl.compile_cache", "mrl.errors", "mrl.files", "mrl.user_code", "mrl.processes",
         "mrl.reward_labels", "mrl.routes", "mrl.samples", "mrl.section", "mrl.tokenizer_folder",
         "mrl.models.layout",
     ],

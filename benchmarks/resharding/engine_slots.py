@@ -17,7 +17,7 @@ from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.session import Session
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.part import EngineProcess
+from mrl.rollout.engine_process import EngineProcess
 from mrl.rollout.request import GenerationRequest
 
 _LENGTH = 64

@@ -37,7 +37,7 @@ from mrl.cli import main
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.launch.commands import train
-from mrl.launch.commands.assemble import Parts
+from mrl.launch.commands.start_run import Parts
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.colocated import Hybrid
 from mrl.observe.phases import STREAM_PHASES, Event, PhaseClock
@@ -52,7 +52,7 @@ KINDS = {"driver": False, "reward": False, "host": False, "guest": False, "tool"
 KINDS |= {"watcher": False, "gcs": False, "raylet": False, "agent": False}
 KINDS |= {"train": True, "engine": True, "vllm": True, "rollouts": True}
 """Kinds of targets; whether they have a number."""
-HOST = ("mrl.agents.host",)
+HOST = ("mrl.agents.environment_host",)
 """An episode's process is forked from the host's and keeps its command."""
 CHILDREN = {"reward": [("mrl.rewards.pool.reward_worker",)], "host": [HOST], "guest": [HOST, HOST]}
 CHILDREN["tool"] = [HOST, HOST, ("",)]

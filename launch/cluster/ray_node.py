@@ -37,7 +37,7 @@ from mrl.launch.cluster.cluster import (
     token_environment,
 )
 from mrl.launch.cluster.session_watcher import members
-from mrl.own_code import child_path
+from mrl.user_code import child_path
 
 NODE_LABEL = "mrl-node"
 """Ray label that contains the launcher's node number."""

@@ -21,13 +21,13 @@ from mrl.data.tokenise import load_tokenizer_for, token_decoder
 from mrl.errors import ConfigError, DataError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, find_gpus
-from mrl.launch.commands import started
+from mrl.launch.commands import earlier_start
 from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
 from mrl.launch.slots import smaller
-from mrl.launch.workers.acting import EnvironmentRules, check_environments, require_known_domains
+from mrl.launch.workers.environments import EnvironmentRules, check_environments, require_known_domains
 from mrl.launch.workers.reward_workers import check_rewards
-from mrl.loops import resuming
+from mrl.loops import resume_check
 from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
@@ -81,7 +81,7 @@ def check_run(config: Config) -> Inputs:
     if (distillation := config.algorithm.distillation) is not None:
         check_domains(distillation, (prompt for source in dataset.train for prompt in source.rows))
     stream = dataset.stream(config.run.seed)
-    if (position := started.position(config)) is not None:
+    if (position := earlier_start.position(config)) is not None:
         stream.require(position)
     trial = tuple(stream.take(TRIAL_PROMPTS))
     check_rewards(config.reward, [p for p in trial if not asks_engine(config.reward, p)])
@@ -111,10 +111,10 @@ def check_elastic(config: Config) -> None:
 
 def check_resume(config: Config) -> None:
     """Check that the run can resume from its newest checkpoint, if any, with this model and settings."""
-    if (checkpoint := started.newest(Path(config.run_folder) / "checkpoints")) is not None:
+    if (checkpoint := earlier_start.newest(Path(config.run_folder) / "checkpoints")) is not None:
         folder, about, state = checkpoint
-        started.require_same_model(folder, about, config)
-        resuming.require_resumable(state, config)
+        earlier_start.require_same_model(folder, about, config)
+        resume_check.require_resumable(state, config)
 
 
 def check_trackers(config: Config) -> None:
@@ -164,7 +164,7 @@ def check_policy(config: Config, *, engines: bool = True) -> None:
     gpus = own_gpus()
     per_node = config.launch.slots_per_node or gpus or config.num_slots
     nodes = requirements.node_numbers(config.num_slots, per_node)
-    # Slots of an existing cluster are known when it is joined: launch/commands/assemble.py checks again.
+    # Slots of an existing cluster are known when it is joined: launch/commands/start_run.py checks again.
     served_here = not gpus and not address_of(config.launch)
     hf = read_config(config.model.path)
     if faults := requirements.unmet(config, hf, nodes, gpus=not served_here, engines=engines):

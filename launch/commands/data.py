@@ -49,7 +49,7 @@ def preview(config: Config, *, rows: int) -> Preview:
     tokenizer = _tokenizer(config)
     section, tools, notes = config.data, None, []
     if config.agent is not None:
-        from mrl.launch.workers.acting import check_environments
+        from mrl.launch.workers.environments import check_environments
 
         acting = check_environments(config, tokenizer)
         tools = acting.tools_of if acting else None

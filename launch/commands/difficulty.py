@@ -20,10 +20,10 @@ from mrl.data.load_rows import load_data
 from mrl.data.tokenise import load_tokenizer_for
 from mrl.errors import ConfigError, RewardError
 from mrl.files import output_lock, put_aside
-from mrl.launch.commands import started
-from mrl.launch.commands.contents import engine_contents, model_digest, part_contents
+from mrl.launch.commands import earlier_start
+from mrl.launch.commands.digests import engine_contents, model_digest, part_contents
 from mrl.launch.commands.one_engine import one_engine
-from mrl.launch.workers.acting import check_environments
+from mrl.launch.workers.environments import check_environments
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.validate import Scores
 from mrl.rewards.kinds.reward_section import RewardSection
@@ -55,7 +55,7 @@ def measure_difficulty(config: Config) -> str:
 def _measure(config: Config, section: DifficultySection) -> str:
     damaged: list[bytes] = []
     existing = RateFile.read(section.file, damaged=damaged) if Path(section.file).exists() else None
-    config = started.dated(config, existing and existing.about.get(DATE))
+    config = earlier_start.dated(config, existing and existing.about.get(DATE))
     tokenizer = load_tokenizer_for(config.model)
     acting = check_environments(config, tokenizer)
     unchosen = config.data.model_copy(update={"difficulty": None})

@@ -18,10 +18,10 @@ from mrl.data.load_rows import load_validation
 from mrl.data.tokenise import load_tokenizer_for
 from mrl.errors import ConfigError, DataError
 from mrl.files import output_lock, replace_durably
-from mrl.launch.commands import started
-from mrl.launch.commands.contents import model_digest
+from mrl.launch.commands import earlier_start
+from mrl.launch.commands.digests import model_digest
 from mrl.launch.commands.one_engine import one_engine
-from mrl.launch.workers.acting import check_environments
+from mrl.launch.workers.environments import check_environments
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.validate import Scores, greedy_sampling, validation_metrics, validation_sampling_of
 from mrl.observe.samples_log import row_of
@@ -50,7 +50,7 @@ def _evaluate(config: Config, out: Path | None) -> dict[str, float]:
     start = time.monotonic()
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists and is not empty; choose a new folder")
-    config = started.dated(config)
+    config = earlier_start.dated(config)
     tokenizer = load_tokenizer_for(config.model)
     acting = check_environments(config, tokenizer)
     dataset = load_validation(

@@ -16,7 +16,7 @@ from mrl.config.root import Config
 from mrl.data.tokenise import decoder
 from mrl.errors import RolloutError
 from mrl.launch.commands.engines import with_engines
-from mrl.launch.workers.acting import EnvironmentRules
+from mrl.launch.workers.environments import EnvironmentRules
 from mrl.loops.rollout_thread import RolloutThread, in_this_process
 from mrl.observe.phases import PhaseClock
 from mrl.rewards.pool.reward_pool import RewardPool

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.data.pick import find_row
+from mrl.data.find_row import find_row
 from mrl.data.tokenise import load_tokenizer_for
 from mrl.rewards.contract import request_for
 from mrl.rewards.kinds.ground_truth import ground_truth_of

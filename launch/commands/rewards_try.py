@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.data.pick import first_rows
+from mrl.data.find_row import first_rows
 from mrl.data.row_files import read_rows
 from mrl.errors import DataError
 from mrl.launch.commands.rewards import tokenizer_if_there

@@ -16,9 +16,9 @@ from mrl.errors import ConfigError, MrlError, WorkerLost
 from mrl.files import highest_number
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.cluster.session_watcher import RESUME_HINT
-from mrl.launch.commands import started
-from mrl.launch.commands.assemble import Parts, assembled
+from mrl.launch.commands import earlier_start
 from mrl.launch.commands.check import check_resume
+from mrl.launch.commands.start_run import Parts, assembled
 from mrl.launch.commands.stopping import NOTHING_LEARNED_EXIT_CODE, StopSignals
 from mrl.launch.workers.actor_log import last_words
 from mrl.loops.checkpoints import Checkpoints
@@ -64,7 +64,7 @@ class Run:
 
     def __init__(self, config: Config) -> None:
         self.folder = Path(config.run_folder)
-        self.config = started.dated_as_begun(config, self.folder)
+        self.config = earlier_start.dated_as_begun(config, self.folder)
         """Configuration of the run, with its chat template date; `folder` has all files of the run."""
         self.ended = ""
         """Empty until the run ends; then "done", the reason it was stopped, or the error."""
@@ -109,7 +109,7 @@ class Run:
         folder, start = RunFolder(config.run_folder), time.monotonic()
         try:
             with signals:
-                if started.is_done(config):
+                if earlier_start.is_done(config):
                     check_resume(config)
                     print(
                         f"nothing left to do: all {config.loop.steps} steps of {folder.path} are done",

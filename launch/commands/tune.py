@@ -30,11 +30,11 @@ from mrl.data.tune_rows import (
 from mrl.errors import ConfigError
 from mrl.files import output_lock
 from mrl.launch.cluster.node_facts import installed_versions
-from mrl.launch.commands import started
+from mrl.launch.commands import earlier_start
 from mrl.launch.commands.stopping import StopSignals
 from mrl.launch.workers.actor_log import original_stdout, redirect
 from mrl.launch.workers.spmd import forget_meeting_place, run_local_ranks, start_worker, starter_is_gone
-from mrl.loops.tuning.same_tuning import CHECKPOINTS, require_resumable_tuning
+from mrl.loops.tuning.tuning_resume import CHECKPOINTS, require_resumable_tuning
 from mrl.observe.run_folder import RunFolder
 from mrl.reward_labels import require_one_score
 from mrl.rollout.end_of_text_ids import end_of_text
@@ -50,7 +50,7 @@ def run_ranks(arguments: Sequence[str]) -> int:
     from mrl.training.hf.export_folder import require_new
 
     config, absent = load_tune(*arguments)
-    config = started.dated_as_begun(config, folder_of(config))
+    config = earlier_start.dated_as_begun(config, folder_of(config))
     arguments = [*arguments, f"model.chat_template_date={config.model.chat_template_date}"]
     section = _section(config)
     require_new(Path(section.output))
@@ -115,9 +115,9 @@ def amount_of_work(section: TuneSection, num_rows: int) -> list[str]:
 def _check_resume(config: Config, section: TuneSection, training: TuneRows) -> None:
     """Raise ConfigError if this tuning cannot resume from the newest checkpoint in its folder, if any."""
     checkpoints = folder_of(config) / CHECKPOINTS
-    if (checkpoint := started.newest(checkpoints)) is not None:
+    if (checkpoint := earlier_start.newest(checkpoints)) is not None:
         folder, about, state = checkpoint
-        started.require_same_model(folder, about, config)
+        earlier_start.require_same_model(folder, about, config)
         require_resumable_tuning(checkpoints, state, config, section, training)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from mrl.observe.streams import lossy, write_stderr
-from mrl.own_code import search_path
+from mrl.user_code import search_path
 
 LAST_WORDS = "last words: "
 CRASH = "Fatal Python error: "

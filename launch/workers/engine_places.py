@@ -7,7 +7,7 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.launch.workers.placement import Placement
-from mrl.rollout.part import EngineProcess
+from mrl.rollout.engine_process import EngineProcess
 
 
 def places(parts: Sequence[EngineProcess], config: Config, placement: Placement) -> dict[str, Any]:

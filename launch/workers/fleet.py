@@ -1,4 +1,4 @@
-"""Track which engines of a run serve, and replace lost ones (`rollout.replace`).
+"""Track which engines of a run serve, and replace lost ones (`rollout.max_replacements`).
 
 | engine | its requests | weight syncs |
 |---|---|---|
@@ -81,10 +81,10 @@ class Fleet:
         if self.num_lost > self._most:
             raise WorkerLost("; ".join(dict.fromkeys((first, cause))) + self._spent())
         self._starting[engine] = _Starting(self._start(engine), time.monotonic())
-        return f"{cause}; starting a replacement ({self.num_lost} of rollout.replace = {self._most})"
+        return f"{cause}; starting a replacement ({self.num_lost} of rollout.max_replacements = {self._most})"
 
     def _spent(self) -> str:
-        return f"; rollout.replace = {self._most} engines were replaced before" if self._most else ""
+        return f"; rollout.max_replacements = {self._most} engines were replaced before" if self._most else ""
 
     def look(self, timeout_seconds: float = 0.0) -> dict[int, str]:
         """Check the replacements, waiting up to the timeout for one; return why others failed, by engine."""

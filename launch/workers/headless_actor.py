@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mrl.config.root import Config
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.rollout import vllm_start
-from mrl.rollout.part import EngineProcess
+from mrl.rollout.engine_process import EngineProcess
 
 if TYPE_CHECKING:
     from mrl.rollout.headless import HeadlessExecutor

@@ -23,7 +23,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout import vllm_start
 from mrl.rollout.end_of_text_ids import end_of_text
 from mrl.rollout.engine_client import Address
-from mrl.rollout.part import EngineProcess
+from mrl.rollout.engine_process import EngineProcess
 
 if TYPE_CHECKING:
     from mrl.rollout.engine import RolloutEngine

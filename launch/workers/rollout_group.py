@@ -29,7 +29,7 @@ from mrl.models.families import family_of
 from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement
-from mrl.rollout.part import schedulers
+from mrl.rollout.engine_process import schedulers
 from mrl.training.hf.hf_folder import read_config
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class RolloutGroup(ActorGroup[RolloutActor]):
     """vLLM engines of a run; engine e has the e-th dp x tp slots of `Config.engine_slots`.
 
-    Each dp rank has a process (mrl/rollout/part.py); a number here is a dp rank, counted over all engines. If
+    Each dp rank has a process (mrl/rollout/engine_process.py); a number here is a dp rank, counted over all engines. If
     its tp slots are on several nodes, its process is on the first one, and `further` has the others.
     """
 

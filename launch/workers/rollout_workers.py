@@ -20,15 +20,15 @@ from mrl.agents.pool import EnvironmentWorkers
 from mrl.config.root import Config
 from mrl.data.tokenise import load_tokenizer_for
 from mrl.errors import ConfigError, MrlError, WorkerLost
-from mrl.launch.workers.acting import EnvironmentRules, check_environments
 from mrl.launch.workers.actor_group import GRACE_SECONDS, ActorGroup, close_all, first_line, is_death
 from mrl.launch.workers.deaths import death_cause
+from mrl.launch.workers.environments import EnvironmentRules, check_environments
 from mrl.launch.workers.reward_workers import check_rewards, reward_pool
 from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.loops.worker_thread import WorkerThread
+from mrl.observe.driver_memory import tune_driver_memory
 from mrl.observe.phases import PhaseClock
-from mrl.observe.settled import tune_driver_memory
 from mrl.rollout.engine_client import Address
 from mrl.samples import Prompt
 from mrl.trajectories.worker_messages import GroupStart
@@ -56,8 +56,8 @@ class WorkerPlace:
     """Names of all engines of the run."""
     by_index: bool
     """True if a prompt's index determines its engine."""
-    max_open: int | None
-    """Its share of agent.max_open."""
+    max_environments: int | None
+    """Its share of agent.max_environments."""
 
 
 def worker_places(config: Config, rollout: RolloutGroup, *, by_index: bool) -> list[WorkerPlace]:
@@ -65,7 +65,7 @@ def worker_places(config: Config, rollout: RolloutGroup, *, by_index: bool) -> l
     worker.
 
     Raises:
-        ConfigError: agent.max_open is less than one per worker.
+        ConfigError: agent.max_environments is less than one per worker.
     """
     homes: dict[int, int] = {}
     engines: dict[int, list[int]] = {}
@@ -75,11 +75,14 @@ def worker_places(config: Config, rollout: RolloutGroup, *, by_index: bool) -> l
         home = homes.setdefault(part.engine, rollout.placement.nodes[slot])
         engines.setdefault(home, []).append(number)
         slots.setdefault(home, slot)
-    names, most = tuple(rollout.name(n) for n in rollout.numbers()), config.agent and config.agent.max_open
+    names, most = (
+        tuple(rollout.name(n) for n in rollout.numbers()),
+        config.agent and config.agent.max_environments,
+    )
     if most is not None and most < len(engines):
         raise ConfigError(
-            f"agent.max_open = {most} with rollout.workers = node: each of {len(engines)} rollout workers "
-            f"opens at least one environment; set agent.max_open to {len(engines)} or more"
+            f"agent.max_environments = {most} with rollout.workers = node: each of {len(engines)} rollout workers "
+            f"opens at least one environment; set agent.max_environments to {len(engines)} or more"
         )
     return [
         WorkerPlace(
@@ -136,7 +139,7 @@ class RolloutWorkerActor:
             run_seed=config.run.seed,
             by_index=place.by_index,
             environments=environments,
-            **({"rules_of": acting.rules_of, "max_open": place.max_open} if acting else {}),
+            **({"rules_of": acting.rules_of, "max_environments": place.max_environments} if acting else {}),
         )
         tune_driver_memory()
         return self._listener.getsockname()[:2]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.own_code import child_path
 from mrl.processes.start import exit_code, module_command, terminate_all
+from mrl.user_code import child_path
 
 GRACE_SECONDS = 30.0
 """Between SIGTERM to the ranks and SIGKILL."""

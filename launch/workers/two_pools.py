@@ -2,7 +2,7 @@
 
 Both sides start at once and keep their memory: nothing sleeps or is offloaded (`Config.as_placed`), so the
 trainer can train while engines generate. Weights go through shared memory on one machine without GPUs, else
-as messages. A sync in which an engine dies is repeated without it, if `rollout.replace` allows, and a sync
+as messages. A sync in which an engine dies is repeated without it, if `rollout.max_replacements` allows, and a sync
 brings in replacements. Everything else is as in the hybrid engine (colocated.py).
 """
 

@@ -15,7 +15,7 @@ from mrl.models.families.qwen2 import Qwen2, Qwen2Moe
 from mrl.models.families.qwen3 import Qwen3, Qwen3Moe
 from mrl.models.families.qwen3_5 import Qwen35, Qwen35Moe
 from mrl.models.families.qwen3_next import Qwen3Next
-from mrl.models.families.refused import reason
+from mrl.models.families.unsupported_models import reason
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
 from mrl.models.read_keys import unread_keys

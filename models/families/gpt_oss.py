@@ -4,7 +4,7 @@ a clamped activation, stored as transposed stacks.
 Source of the forms: transformers 5.19, models/gpt_oss; of vLLM's names: vllm 0.32,
 model_executor/models/gpt_oss.py. Trainer and engine store experts alike, gate and up rows interleaved, so a
 weight sync moves rows. Only a folder has each expert transposed (`CheckpointTensor.stack`) or, as published,
-in mxfp4 (models/microscaling.py).
+in mxfp4 (models/mxfp4.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dequantise mxfp4 (models/microscaling.py)."""
+"""Dequantise mxfp4 (models/mxfp4.py)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 | waits for | unblocked by |
 |---|---|
-| a free place, if agent.max_open are open | an episode that closes its environment |
+| a free place, if agent.max_environments are open | an episode that closes its environment |
 | an answer | the environment's host, which keeps the deadlines (pool.py) |
 """
 
@@ -61,11 +61,11 @@ class OpenEnvironment:
 class EnvironmentClient:
     """Client of a run's environments. All methods belong to one event loop."""
 
-    def __init__(self, environments: Environments, *, max_open: int | None = None) -> None:
-        """`max_open`: most open environments, of training and separately of a validation, which must not wait
+    def __init__(self, environments: Environments, *, max_environments: int | None = None) -> None:
+        """`max_environments`: most open environments, of training and separately of a validation, which must not wait
         for interrupted episodes."""
         self.environments = environments
-        self._places = {validates: _Places(max_open) for validates in (False, True)}
+        self._places = {validates: _Places(max_environments) for validates in (False, True)}
         self._answers: dict[str, asyncio.Future[EnvironmentResult]] = {}
         self._listening: asyncio.Task[None] | None = None
         self._readable = asyncio.Event()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mrl.errors import ConfigError
-from mrl.own_code import find_callable
+from mrl.user_code import find_callable
 
 GROUP = "mrl.environments"
 _SHIPPED = {

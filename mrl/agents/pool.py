@@ -25,8 +25,8 @@ import jsonschema
 
 from mrl.agents.answer import EnvironmentFault, EnvironmentResult, decode_answer, failed
 from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_messages import call_message, opening_message
 from mrl.agents.environment_registry import EnvironmentSpec
-from mrl.agents.host_messages import call_message, opening_message
 from mrl.agents.tool_calls import ToolCall
 from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError, RolloutError
@@ -221,7 +221,7 @@ class EnvironmentWorkers:
             raise RolloutError(f"no environment {environment!r}; there are {sorted(self._specs)}")
         if environment not in self._hosts:
             opening = opening_message(self._specs[environment], self._deadlines)
-            process = WorkerProcess("mrl.agents.host")
+            process = WorkerProcess("mrl.agents.environment_host")
             process.send_bytes(opening)
             self._hosts[environment] = _Host(process, environment)
         return self._hosts[environment]

@@ -22,7 +22,7 @@ class Decision(enum.Enum):
     """All tests passed."""
     ALL_CORRECT = "all_correct"
     """No spread, and every reward at least 1."""
-    ALL_WRONG = "all_wrong"
+    ALL_INCORRECT = "all_incorrect"
     """No spread, and every reward at most 0."""
     NO_SPREAD = "no_spread"
     """No spread, at a value in between."""
@@ -57,7 +57,9 @@ def _decide(section: FilterSection, rewards: np.ndarray, tolerance: float) -> De
     if section.min_reward_range is not None and high - low <= section.min_reward_range + tolerance * max(
         abs(low), abs(high)
     ):
-        return Decision.ALL_CORRECT if low >= 1 else Decision.ALL_WRONG if high <= 0 else Decision.NO_SPREAD
+        return (
+            Decision.ALL_CORRECT if low >= 1 else Decision.ALL_INCORRECT if high <= 0 else Decision.NO_SPREAD
+        )
     least, most = section.mean_range or (-np.inf, np.inf)
     return Decision.KEPT if least < present.mean() < most else Decision.MEAN_OUTSIDE
 

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrl.algorithms.own_function import require_trial_passes, user_function
 from mrl.algorithms.tokens import MAX_LOG_RATIO, Packed, Segments
+from mrl.algorithms.user_function import require_trial_passes, user_function
 from mrl.config.sections import policy_loss as sections
 from mrl.config.sections.algorithm import AggregationSection
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from mrl.algorithms.own_function import require_trial_passes, user_function
 from mrl.algorithms.tokens import Segments, checked
+from mrl.algorithms.user_function import require_trial_passes, user_function
 from mrl.config.sections.tune import ObjectiveSection
 
 CHOSEN, REJECTED = slice(0, None, 2), slice(1, None, 2)
@@ -158,8 +158,8 @@ def _fault(loss: PairLoss, section: ObjectiveSection) -> str:
 def kto_losses(section: ObjectiveSection, side: Side, is_wanted: Tensor, z: Tensor) -> Tensor:
     """Return KTO's [P] losses; `z` is the step's mean log-ratio of mismatched responses, at least 0."""
     ratio = side.ratio(section)
-    wanted = section.wanted_weight * (1 - torch.sigmoid(section.beta * (ratio - z)))
-    unwanted = section.unwanted_weight * (1 - torch.sigmoid(section.beta * (z - ratio)))
+    wanted = section.desirable_weight * (1 - torch.sigmoid(section.beta * (ratio - z)))
+    unwanted = section.undesirable_weight * (1 - torch.sigmoid(section.beta * (z - ratio)))
     return torch.where(is_wanted, wanted, unwanted)
 
 

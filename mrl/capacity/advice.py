@@ -14,7 +14,7 @@ from mrl.config.run_warnings import warnings_of
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.quantised import cut_inside_blocks
 from mrl.resharding.planner.trainer_manifests import trainer_rank_manifests
-from mrl.rollout.part import slots_per_node
+from mrl.rollout.engine_process import slots_per_node
 
 FULL_SHARE = 0.08
 """Free share of the device below which an event is called tight."""

@@ -12,7 +12,7 @@ from mrl.capacity.memory_timeline import Event
 from mrl.capacity.step_time import Work
 from mrl.config.root import Config
 from mrl.models.facts import ModelSize
-from mrl.pool.room import max_buffer_bytes
+from mrl.pool.quota import max_buffer_bytes
 
 TOKEN_BYTES = 4 + 1 + 8 * 4
 """Bytes per token of a distributed batch: tokens, mask, and at most eight arrays of samples.TrainBatch."""
@@ -30,7 +30,7 @@ def object_store_bytes(config: Config, facts: ModelSize, work: Work, *, slots_pe
     if config.routing.replay != "engine":
         return int(batch)
     numbers = sum(facts.family.is_moe_layer(facts.hf, n) for n in range(facts.num_layers)) * facts.top_k
-    waiting = 1 + (config.stream.max_age if config.loop.schedule == "stream" else 0)
+    waiting = 1 + (config.stream.max_staleness if config.loop.schedule == "stream" else 0)
     generated = waiting * min(1.0, slots_per_node / config.num_slots)
     fetched = min(1.0, slots_per_node / (layout.tp * layout.cp * layout.dp))
     return int(batch + work.tokens * (generated + fetched) * numbers * (1 if facts.num_experts <= 256 else 2))

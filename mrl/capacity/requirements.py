@@ -19,7 +19,7 @@ from mrl.models.families import family_of, require_trainable
 from mrl.models.layout import Layout
 from mrl.models.rope import kind, max_positions
 from mrl.rollout import engine_routes, passthrough_args, quantised
-from mrl.rollout.part import EngineProcess, slots_per_node
+from mrl.rollout.engine_process import EngineProcess, slots_per_node
 
 
 def unmet(

@@ -57,7 +57,7 @@ def saving(config: Config, hardware: Hardware, models: list[tuple[int, list[Stag
     states = trained * STATES // replicas
     node_bytes = min(num_bytes, ranks * (trained * element + states))
     narrow = config.training.optimizer.moments_dtype != "float32"
-    copied = node_bytes if config.loop.checkpoint.beside_training else ranks * states * narrow
+    copied = node_bytes if config.loop.checkpoint.async_save else ranks * states * narrow
     return Saving(
         num_bytes=num_bytes,
         node_bytes=node_bytes,

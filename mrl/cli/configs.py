@@ -107,7 +107,7 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _pairs(options: argparse.Namespace) -> int:
-    from mrl.rollout.environment import quiet
+    from mrl.rollout.vllm_environment import quiet
 
     quiet()
     from mrl.launch.commands.preferences import PreferenceOptions, make_preferences
@@ -137,7 +137,7 @@ def _eval_command(commands) -> None:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from mrl.rollout.environment import quiet
+    from mrl.rollout.vllm_environment import quiet
 
     quiet()
     from mrl.launch.commands.evaluate import evaluate
@@ -148,7 +148,7 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _difficulty(options: argparse.Namespace) -> int:
-    from mrl.rollout.environment import quiet
+    from mrl.rollout.vllm_environment import quiet
 
     quiet()
     from mrl.launch.commands.difficulty import measure_difficulty

@@ -102,7 +102,7 @@ def _samples_command(commands) -> None:
 
 
 def _samples(options: argparse.Namespace) -> int:
-    from mrl.report.transcripts import samples_text
+    from mrl.report.samples_text import samples_text
 
     path = Path(options.path)
     return print_result(samples_text(path, step=options.step, kind=options.kind, limit=options.limit))

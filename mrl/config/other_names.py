@@ -10,9 +10,22 @@ from importlib import resources
 import yaml
 
 RENAMED_METRICS = {
+    "group/aged_frac": "group/stale_frac",
+    "group/all_wrong_frac": "group/all_incorrect_frac",
+    "policy/age_frac": "policy/staleness_frac",
+    "policy/age_mean": "policy/staleness_mean",
+    "policy/age_steps": "policy/staleness_max",
+    "policy/aged_token_frac": "policy/stale_token_frac",
+    "pool/bytes": "buffer/bytes",
+    "reward/witnessed": "reward/audited",
+    "reward/wrong_taken_for_right_frac": "reward/false_positive_frac",
+    "stream/park_seconds": "stream/pause_seconds",
+    "stream/parked": "stream/interrupted",
+    "stream/slots_used": "stream/quotas_used",
     "sync/fallback_bytes": "sync/whole_bytes",
     "sync/gather_seconds": "sync/move_seconds",
-    "val/accuracy": "val/reward; val/accuracy is only there if the reward is 0 or 1 by its kind",
+    "time/park_seconds": "time/pause_seconds",
+    "val/accuracy": "val/reward",
 }
 """Former metric -> new name."""
 OTHERS_SECTIONS = frozenset(

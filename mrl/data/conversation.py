@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from mrl.data.messages import Messages
+from mrl.data.template_usage import TemplateUsage, Tools
 from mrl.data.templates import TEMPLATE_ERRORS, apply_template
 from mrl.data.tokenise import encode_texts, has_double_bos, template_names
-from mrl.data.unread import TemplateUsage, Tools
 from mrl.errors import DataError
 
 

@@ -22,8 +22,8 @@ from mrl.data.messages import with_system
 from mrl.data.prompt_stream import PromptStream, Source, validation_order
 from mrl.data.row_files import from_arrow, read_rows
 from mrl.data.row_shapes import DataRow, as_prompt, read_row, shape_of
+from mrl.data.template_usage import TemplateUsage
 from mrl.data.tokenise import encode_texts, has_double_bos, render, template_names
-from mrl.data.unread import TemplateUsage
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.ground_truth import parse_ground_truth, remarks
 from mrl.rewards.kinds.reward_section import RewardSection

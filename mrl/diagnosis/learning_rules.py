@@ -114,14 +114,14 @@ def entropy_collapsed(run: DiagnosedRun) -> Signs:
         recent(run.curves.values("rollout/distinct_frac")),
     )
     wrong, first, now = (
-        recent(run.curves.values("group/all_wrong_frac")),
+        recent(run.curves.values("group/all_incorrect_frac")),
         initial_value(entropy),
         recent(entropy),
     )
     sick = (now < ENTROPY * first) & (distinct < DISTINCT) & (wrong > WRONG) & run.quality.stalled
     evidence = [
         f"policy/entropy is {now[-1]:.3g} nats, {first:.3g} at the start",
-        f"rollout/distinct_frac is {distinct[-1]:.3g}; group/all_wrong_frac {wrong[-1]:.3g}: no sample is "
+        f"rollout/distinct_frac is {distinct[-1]:.3g}; group/all_incorrect_frac {wrong[-1]:.3g}: no sample is "
         "correct",
         f"{VALIDATION} has been below its best for {run.quality.checks_since[-1]} validations",
     ]
@@ -179,7 +179,7 @@ def no_gradient(run: DiagnosedRun) -> Signs:
     empty, right, wrong = _empty(run)
     evidence = [
         *_gradient_evidence(run),
-        f"group/all_wrong_frac is {wrong[-1]:.3g}, group/all_correct_frac {right[-1]:.3g}",
+        f"group/all_incorrect_frac is {wrong[-1]:.3g}, group/all_correct_frac {right[-1]:.3g}",
     ]
     levers = [
         *scaled_setting(run, "loop.samples_per_prompt", 2.0, "more samples find rare correct responses"),
@@ -193,7 +193,7 @@ def _empty(run: DiagnosedRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return [S] whether gradients are nearly gone; the shares of groups all correct and all incorrect."""
     c = run.curves
     degenerate, kept = recent(c.values("group/degenerate_samples_frac")), recent(c.values("group/kept_frac"))
-    right, wrong = recent(c.values("group/all_correct_frac")), recent(c.values("group/all_wrong_frac"))
+    right, wrong = recent(c.values("group/all_correct_frac")), recent(c.values("group/all_incorrect_frac"))
     return (degenerate > EMPTY) | (kept < KEPT), right, wrong
 
 

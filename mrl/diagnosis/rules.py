@@ -89,7 +89,7 @@ RULES = {
     "entropy_collapsed": Rule(
         "entropy collapsed before the task was learned",
         learning_rules.entropy_collapsed,
-        ("policy/entropy", "rollout/distinct_frac", "group/all_wrong_frac", VALIDATION),
+        ("policy/entropy", "rollout/distinct_frac", "group/all_incorrect_frac", VALIDATION),
         3,
         "lowest",
     ),
@@ -110,7 +110,7 @@ RULES = {
     "no_gradient": Rule(
         "almost no group has a gradient",
         learning_rules.no_gradient,
-        ("group/all_wrong_frac", "group/degenerate_samples_frac"),
+        ("group/all_incorrect_frac", "group/degenerate_samples_frac"),
         10,
         "highest",
     ),

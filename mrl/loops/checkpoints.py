@@ -32,11 +32,11 @@ class Checkpoints:
     def save(self, trainer: TrainerRanks, *, step: int, state: Mapping[str, Any], goes_on: bool) -> None:
         """Save a checkpoint; raise its error after loop.checkpoint.max_failed failures in a row.
 
-        It is committed on return, unless training continues and loop.checkpoint.beside_training is set.
+        It is committed on return, unless training continues and loop.checkpoint.async_save is set.
         """
         self.finish(trainer)
         path = self._folder.checkpoints / checkpoint_folder.name_of(step)
-        beside = goes_on and self._section.beside_training
+        beside = goes_on and self._section.async_save
         if step == self._last_saved:  # the run stops right after a step that saved
             return
 

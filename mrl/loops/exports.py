@@ -13,9 +13,9 @@ from pathlib import Path
 
 from mrl.config.sections.export import ExportSection
 from mrl.files import PARTIAL, partial_of
-from mrl.own_code import child_path
 from mrl.processes.start import module_command, with_lifeline
 from mrl.training.checkpoint.checkpoint_folder import name_of
+from mrl.user_code import child_path
 
 NICENESS = 10
 """Nice value of an export, which leaves the processor to training."""

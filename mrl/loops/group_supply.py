@@ -10,8 +10,8 @@ from typing import Any
 from mrl.config.root import Config
 from mrl.config.sections.shaping import MOST_PROMPTS
 from mrl.data.prompt_stream import PromptStream
+from mrl.loops.group_filter import GroupFilter
 from mrl.loops.rollout_thread import RolloutThread
-from mrl.loops.screen import GroupFilter
 from mrl.loops.staleness import newest_version
 from mrl.observe.ledger_log import InFlightPrompts
 from mrl.rollout.request import Sampling

@@ -9,7 +9,7 @@
 | sync | weights v + 1 | engines at version v + 1 | Hybrid |
 
 The checkpoint comes before the weight sync, which gives the trainer's memory to the engines. With
-loop.checkpoint.beside_training its state is copied there, written while the next step generates, and
+loop.checkpoint.async_save its state is copied there, written while the next step generates, and
 committed after that. Validation and the row of metrics follow the step.
 
 Every wait has a deadline and names its phase.

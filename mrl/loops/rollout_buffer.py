@@ -20,12 +20,12 @@ from typing import Any
 from mrl.algorithms.filtering import Decision
 from mrl.config.root import Config
 from mrl.data.prompt_stream import PromptStream
-from mrl.loops.screen import GroupFilter
+from mrl.loops.group_filter import GroupFilter
 from mrl.loops.staleness import newest_version, staleness_metrics
 from mrl.observe.ledger_log import InFlightPrompts
 from mrl.pool.group_store import GroupStore
 from mrl.pool.ledger import Entry, GroupEnd, GroupLedger, GroupState
-from mrl.pool.room import admission_rule
+from mrl.pool.quota import admission_rule
 from mrl.rollout.request import Sampling
 from mrl.samples import Group
 from mrl.trajectories.group import GroupInFlight, GroupMaker
@@ -97,8 +97,8 @@ class RolloutBuffer:
         metrics |= {
             "group/resampled": float(dropped),
             "group/surplus": float(len(self._ledger.entries(GroupState.KEPT))),
-            "stream/slots_used": float(used),
-            "pool/bytes": float(self.store.num_bytes),
+            "stream/quotas_used": float(used),
+            "buffer/bytes": float(self.store.num_bytes),
         }
         served = self._rollouts.engines.newest_version if version == self._served else -1
         self._admit()
@@ -272,7 +272,7 @@ class RolloutBuffer:
         ages = [version + place // batch - entry.admitted_at for place, entry in enumerate(open_)]
         if ages and max(ages) > bound:
             log.warning(
-                "%d groups were started under another stream.max_age or loop.prompts_per_step: until step %d "
+                "%d groups were started under another stream.max_staleness or loop.prompts_per_step: until step %d "
                 "tokens may be %d versions stale, but these settings allow %d; the old ones keep their bound",
                 len(open_), version + 1 + (len(open_) - 1) // batch, max(ages), bound,
             )  # fmt: skip

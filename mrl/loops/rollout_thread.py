@@ -259,24 +259,28 @@ def in_this_process[Thread: EventThread](
     run_seed: int,
     environments: Environments | None = None,
     rules_of: RulesOf = lambda domain: None,
-    max_open: int | None = None,
+    max_environments: int | None = None,
 ) -> Callable[[Thread], RolloutRunner]:
     """Return a builder of group makers in a thread of this process: a RolloutThread's, or a rollout worker's.
 
     Args:
         engines: Builds the engines, in and given the thread.
-        environments, rules_of, max_open: Environments, rules per domain, and the limit of open episodes.
+        environments, rules_of, max_environments: Environments, rules per domain, and the limit of open episodes.
     """
 
     def make(thread: Thread) -> RolloutRunner:
-        client = None if environments is None else EnvironmentClient(environments, max_open=max_open)
+        client = (
+            None
+            if environments is None
+            else EnvironmentClient(environments, max_environments=max_environments)
+        )
         return RolloutRunner(
             engines(thread),
             RewardClient(rewards, on_failure=thread.fail),
             run_seed=run_seed,
             environments=client,
             rules_of=rules_of,
-            max_open=max_open,
+            max_environments=max_environments,
         )
 
     return make

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.loops import nan_guard, resuming
+from mrl.loops import nan_guard, resume_check
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.learn import Learner, TrainerRanks, TrainingStep
 from mrl.loops.recorder import Recorder
@@ -232,7 +232,7 @@ class Schedule(abc.ABC):
         """Save with the step's metrics so far: a crash may prevent its row, written after the weight sync."""
         state = {
             "next_step": self.next_step,
-            "settings": resuming.kept_settings(self._config),
+            "settings": resume_check.kept_settings(self._config),
             "supply": self._source.state(),
             "algorithm": self._learner.state(),
             "row": dict(row),
@@ -241,7 +241,7 @@ class Schedule(abc.ABC):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint's state, and report the settings that changed."""
-        if changes := resuming.changed_settings(state, self._config):
+        if changes := resume_check.changed_settings(state, self._config):
             self._recorder.progress.message(changes)
         self.next_step = int(state["next_step"])
         self._newer_groups = self._source.restore(state["supply"], version=self.version)

@@ -30,9 +30,9 @@ def largest_staleness(groups: Sequence[Group], version: int) -> dict[str, float]
     counts = [token_counts(group, version) for group in groups]
     stale, tokens = sum(int(c[1:].sum()) for c in counts), sum(int(c.sum()) for c in counts)
     return {
-        "policy/age_steps": float(max((len(c) - 1 for c in counts if len(c)), default=0)),
-        "policy/aged_token_frac": stale / max(1, tokens),
-        "group/aged_frac": float(np.mean([c[1:].any() for c in counts])) if counts else 0.0,
+        "policy/staleness_max": float(max((len(c) - 1 for c in counts if len(c)), default=0)),
+        "policy/stale_token_frac": stale / max(1, tokens),
+        "group/stale_frac": float(np.mean([c[1:].any() for c in counts])) if counts else 0.0,
     }
 
 
@@ -46,11 +46,11 @@ def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]
         total.update(dict(enumerate(token_counts(group, version).tolist())))
     tokens = max(1, total.total())
     metrics = {
-        "policy/age_mean": sum(age * count for age, count in total.items()) / tokens,
+        "policy/staleness_mean": sum(age * count for age, count in total.items()) / tokens,
         "stream/segments_per_sample": float(np.mean([len(s.segments) for s in samples])),
     }
     return metrics | {
-        f"policy/age_frac/{age}": count / tokens for age, count in sorted(total.items()) if count
+        f"policy/staleness_frac/{age}": count / tokens for age, count in sorted(total.items()) if count
     }
 
 

@@ -30,7 +30,7 @@ from mrl.loops.learn import TrainingStep
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.schedule import Schedule, TrainerAndEngines
 
-COUNTS: tuple[str, ...] = ("stream/parked", "stream/park_seconds", "stream/reprefill_tokens")
+COUNTS: tuple[str, ...] = ("stream/interrupted", "stream/pause_seconds", "stream/reprefill_tokens")
 """Summed from one step's groups to the next."""
 
 
@@ -140,18 +140,18 @@ class StreamLoop(Schedule):
         if self._steps_since_sync == 0:
             start = time.monotonic()
             self._rollouts.resume()
-            self._counts["stream/park_seconds"] += time.monotonic() - start
+            self._counts["stream/pause_seconds"] += time.monotonic() - start
 
     def _park(self, *, saves: bool) -> None:
-        with self._clock.phase("park"):
+        with self._clock.phase("pause"):
             self._pause(snapshot=saves or self._config.rollout.max_replacements > 0)
 
     def _pause(self, *, snapshot: bool) -> None:
         start = time.monotonic()
         interrupted = self._rollouts.pause(snapshot=snapshot)
-        self._counts["stream/parked"] += interrupted.num_requests
+        self._counts["stream/interrupted"] += interrupted.num_requests
         self._counts["stream/reprefill_tokens"] += interrupted.num_tokens
-        self._counts["stream/park_seconds"] += time.monotonic() - start
+        self._counts["stream/pause_seconds"] += time.monotonic() - start
 
     def _leave_engines(self) -> None:
         self._rest(saves=True)

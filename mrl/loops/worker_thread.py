@@ -41,7 +41,7 @@ class WorkerThread(EventThread):
         by_index: bool,
         environments: Environments | None = None,
         rules_of: RulesOf = lambda domain: None,
-        max_open: int | None = None,
+        max_environments: int | None = None,
     ) -> None:
         """Start serving.
 
@@ -49,7 +49,7 @@ class WorkerThread(EventThread):
             secret: Proves the driver to this process, and this process to the engines.
             names: Names of all engines of the run, for messages.
             by_index: A prompt's engine follows from its index.
-            environments, rules_of, max_open: As in `in_this_process`.
+            environments, rules_of, max_environments: As in `in_this_process`.
         """
         super().__init__("rollout worker", PhaseClock())
         self._secret = secret
@@ -72,7 +72,7 @@ class WorkerThread(EventThread):
                 run_seed=run_seed,
                 environments=environments,
                 rules_of=rules_of,
-                max_open=max_open,
+                max_environments=max_environments,
             )
             self._runner = make(self)
             self._worker = RolloutWorker(self._runner, pool, self._send)

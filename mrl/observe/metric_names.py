@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any, NamedTuple
 
+from mrl.config.other_names import RENAMED_METRICS
+
 
 class Metric(NamedTuple):
     """Unit and meaning of a number."""
@@ -23,6 +25,7 @@ class Metric(NamedTuple):
     """One sentence."""
 
 
+_FORMER = re.compile(f"^(?:{'|'.join(RENAMED_METRICS)})(?=/|$)")
 _LINE = re.compile(r"^- `(.+?)` \[(.+?)\] (.+(?:\n  .+)*)", re.MULTILINE)
 
 
@@ -49,15 +52,21 @@ def _part(part: str) -> str:
 
 
 def with_current_names(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rename `val/accuracy` of earlier versions, the mean reward of any kind, to `val/reward`.
+    """Rename the metrics of earlier releases, unless the row also has the current name.
+
+    `val/accuracy` was the mean reward of any kind; today it stands beside `val/reward` if rewards are 0 or 1.
 
     >>> with_current_names({"step": 3, "val/accuracy": 0.5, "val/accuracy/sums": 1.0})
     {'step': 3, 'val/reward': 0.5, 'val/reward/sums': 1.0}
     """
-    if "val/accuracy" not in row or "val/reward" in row:
+    if all(_current_name(name) == name for name in row):
         return row
-    former = re.compile("val/accuracy(?=/|$)")
-    return {former.sub("val/reward", name): value for name, value in row.items()}
+    return {name if _current_name(name) in row else _current_name(name): value for name, value in row.items()}
+
+
+@functools.cache
+def _current_name(name: str) -> str:
+    return _FORMER.sub(lambda former: RENAMED_METRICS[former[0]], name)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 LAYERS = "moe/layers/"
 """Prefix of per-layer metrics, which have a file of their own; the layer's number follows, from 0."""
-VOLATILE_PREFIXES = ("time/", "perf/", "mem/", "pool/", "resume/")
+VOLATILE_PREFIXES = ("time/", "perf/", "mem/", "buffer/", "resume/")
 VOLATILE_PARTS = ("seconds", "/held_by/")
 """Fields that depend on speed or crashes; others are equal for equal seed, configuration and machine."""
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 PHASES = ("generate", "reward", "filter", "recompute", "estimate", "update", "save", "sync")
 """Phases in the order of a step; start_up, validate and shutdown are outside it."""
-STREAM_PHASES = (*PHASES[:6], "park", *PHASES[6:])
+STREAM_PHASES = (*PHASES[:6], "pause", *PHASES[6:])
 """Phases of the stream schedule; the additional one precedes the trainer's phases on shared slots."""
 Event = Literal["enter", "wait", "leave"]
 

@@ -8,7 +8,7 @@
 
 Groups are admitted once, in the order of their prompt indices. Steps take kept groups in the same order.
 
-The number of groups in flight bounds the staleness of every token. The quota is (max_age + sync_every) *
+The number of groups in flight bounds the staleness of every token. The quota is (max_staleness + sync_every) *
 batch slots. A group in flight uses one slot. A step uses `batch` slots, even for fewer groups, from the time
 it takes them until the engines serve the version it trained. So a group admitted while the engines serve
 version u has at most slots - 1 groups ahead, and every step uses `batch` of them: the step that trains this

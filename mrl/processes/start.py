@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from mrl.own_code import child_path
+from mrl.user_code import child_path
 
 
 def module_command(module: str, *words: str) -> list[str]:

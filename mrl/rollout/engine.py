@@ -19,11 +19,11 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import RolloutError, WeightSyncError
 from mrl.resharding.transfer.session import Session
-from mrl.rollout import engine_routes, exchange, lockstep, scratch, vllm_start
+from mrl.rollout import engine_routes, lockstep, scratch, vllm_convert, vllm_start
+from mrl.rollout.engine_process import EngineProcess
 from mrl.rollout.engine_workers import EngineWorkers
-from mrl.rollout.part import EngineProcess
 from mrl.rollout.request import Completion, GenerationRequest, join_completions, next_request
-from mrl.rollout.waiting import ALL, NOTHING, TRAINING, WaitingQueue
+from mrl.rollout.waiting_queue import ALL, NOTHING, TRAINING, WaitingQueue
 from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
 
@@ -193,7 +193,7 @@ class RolloutEngine(EngineWorkers):
         interrupted, self._round_started = list(self._running.values()), False
         if self._keeps_caches:
             return PauseReport(len(interrupted))
-        outputs = [exchange.partial_output(self._state(entry.name)) for entry in interrupted]
+        outputs = [vllm_convert.partial_output(self._state(entry.name)) for entry in interrupted]
         parts = self._completions(outputs)
         self._engine.abort_request([entry.name for entry in interrupted], internal=True)
         self._running.clear()
@@ -208,7 +208,9 @@ class RolloutEngine(EngineWorkers):
         """Return the partial rollout of each open request with a token, as PARKED; only while paused."""
         partial = {name: entry.so_far for name, entry in self._open.items() if entry.so_far is not None}
         if self._running:
-            outputs = [exchange.partial_output(self._state(entry.name)) for entry in self._running.values()]
+            outputs = [
+                vllm_convert.partial_output(self._state(entry.name)) for entry in self._running.values()
+            ]
             for part in self._completions(outputs):
                 partial[part.request_id] = join_completions(partial.get(part.request_id), part)
         return [
@@ -251,11 +253,13 @@ class RolloutEngine(EngineWorkers):
 
     def _add(self, request: GenerationRequest) -> str:
         """Add a request to vLLM; return its internal id."""
-        parameters = exchange.sampling_params(request, stop=self._stop, texts=self._rollout.stop)
+        parameters = vllm_convert.sampling_params(request, stop=self._stop, texts=self._rollout.stop)
         salt = str(self.policy_version) if self._keeps_caches else ""
-        name = self._engine.add_request(request.request_id, exchange.engine_prompt(request, salt), parameters)
+        name = self._engine.add_request(
+            request.request_id, vllm_convert.engine_prompt(request, salt), parameters
+        )
         if parameters.stop and len(request.own_tokens):
-            exchange.restore_detokenizer(self._state(name), self._engine.tokenizer, parameters, request)
+            vllm_convert.restore_detokenizer(self._state(name), self._engine.tokenizer, parameters, request)
         return name
 
     def _check(self, request: GenerationRequest) -> None:
@@ -282,7 +286,7 @@ class RolloutEngine(EngineWorkers):
         running = [self._running[output.request_id] for output in outputs]
         version = None if self._keeps_caches else self.policy_version
         parts = [
-            exchange.completion(
+            vllm_convert.completion(
                 output, version=version, engine=self.part.engine, attempt=entry.request.attempt
             )
             for output, entry in zip(outputs, running, strict=True)

@@ -10,7 +10,7 @@ from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement, require_written_once
 from mrl.resharding.planner.manifest import RankManifest, replicas
-from mrl.rollout.part import EngineProcess
+from mrl.rollout.engine_process import EngineProcess
 
 _RECEIVE_DEADLINES = 20
 """Longest weight sync, as a multiple of sync.deadline_seconds (which bounds each single wait)."""

@@ -10,7 +10,7 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.families import family_of
-from mrl.models.folder_form import FolderFormat
+from mrl.models.folder_format import FolderFormat
 from mrl.models.hf_config import COMPRESSED, FP8, MXFP4, QUANTIZATION, language_model, stored_method
 from mrl.models.tensors import TRAINER
 from mrl.resharding.planner import quantised

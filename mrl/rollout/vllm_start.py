@@ -13,8 +13,8 @@ from mrl.config.root import Config
 from mrl.config.sections.rollout import RolloutSection
 from mrl.cpu import vllm_limits, vllm_preload
 from mrl.errors import ConfigError, RolloutError
-from mrl.rollout import engine_routes, environment, passthrough_args, quantised, text_part
-from mrl.rollout.part import EngineProcess
+from mrl.rollout import engine_routes, passthrough_args, quantised, text_only, vllm_environment
+from mrl.rollout.engine_process import EngineProcess
 
 _CPU_WORKER = "mrl.cpu.vllm_worker.SeededCpuWorker"
 """A name, because vLLM imports it in its worker processes."""
@@ -102,7 +102,7 @@ def arguments(
         )
     on_cpu = not torch.cuda.is_available()
     eager = is_eager(rollout, on_cpu=on_cpu, routes=routes)
-    environment.prepare(rollout, part, meeting, compiled=not (on_cpu and eager))
+    vllm_environment.prepare(rollout, part, meeting, compiled=not (on_cpu and eager))
     if on_cpu:
         vllm_limits.check_cpu(model_path, tp=rollout.tp, expert_parallel=rollout.expert_parallel)
         vllm_preload.preload_by_short_paths()
@@ -110,7 +110,7 @@ def arguments(
         _require_devices(rollout, part, torch.cuda.device_count())
     if routes and not on_cpu:
         engine_routes.require_prefix_cache(rollout, deterministic=deterministic)
-        environment.enable_route_output()
+        vllm_environment.enable_route_output()
 
     from vllm import EngineArgs
     from vllm.config import WeightTransferConfig
@@ -119,7 +119,7 @@ def arguments(
 
     seqs = rollout.max_num_seqs
     overrides = quantised.quantised_overrides(rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
-    overrides |= text_part.text_part_overrides(model_path)
+    overrides |= text_only.text_part_overrides(model_path)
     if on_cpu:
         overrides |= vllm_limits.cpu_overrides(model_path)
     return EngineArgs(

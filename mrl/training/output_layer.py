@@ -13,10 +13,10 @@ from torch import Tensor
 
 from mrl.models.layout import Layout
 from mrl.models.megatron.build import ModelChunks, PackedModel
+from mrl.training.device_microbatch import DeviceMicrobatch
 from mrl.training.divergence import Vocabulary
-from mrl.training.lessons import TargetsOfTeachers
 from mrl.training.logprobs import logprobs_and_entropy
-from mrl.training.prepared import DeviceMicrobatch
+from mrl.training.teacher_targets import TargetsOfTeachers
 
 
 class OutputLayer:

@@ -33,14 +33,14 @@ from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.packed_attention import core_attention
 from mrl.models.megatron.packed_segments import pack_segments
 from mrl.samples import TrainBatch
-from mrl.training.lessons import TargetsOfTeachers, TeacherStates, TeacherTargets
+from mrl.training.device_microbatch import DeviceMicrobatch
 from mrl.training.output_layer import OutputLayer, scatter_rows
 from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches
 from mrl.training.pass_options import PassOptions
 from mrl.training.platform.parallel import max_over_world
-from mrl.training.prepared import DeviceMicrobatch
 from mrl.training.replay import Replay
 from mrl.training.router_loads import ExpertLoad, prefix_minimum, recorded_margins
+from mrl.training.teacher_targets import TargetsOfTeachers, TeacherStates, TeacherTargets
 
 log = logging.getLogger(__name__)
 

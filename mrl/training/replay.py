@@ -21,7 +21,7 @@ from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.replay import RecordedRouting, ReplayedRouting
 from mrl.routes import expert_dtype
 from mrl.samples import TrainBatch
-from mrl.training.prepared import DeviceMicrobatch
+from mrl.training.device_microbatch import DeviceMicrobatch
 
 
 class Replay:

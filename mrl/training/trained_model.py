@@ -37,13 +37,13 @@ from mrl.samples import TrainBatch
 from mrl.training.adapters import Adapters
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import hf_folder, read_values
-from mrl.training.lessons import TargetsOfTeachers
 from mrl.training.optimizer import Optimizer
 from mrl.training.pass_options import PassOptions
 from mrl.training.passes import Objective, ParameterSwap, Passes
 from mrl.training.platform.parallel import reduce_metrics
 from mrl.training.platform.parameter_memory import ParameterMemory
 from mrl.training.reduction import OverlappedReduction
+from mrl.training.teacher_targets import TargetsOfTeachers
 
 log = logging.getLogger(__name__)
 

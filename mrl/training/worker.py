@@ -30,11 +30,11 @@ from mrl.training.checkpoint.atomic_save import Save, save_weights
 from mrl.training.checkpoint.loading import load_state
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import base, hf_folder
-from mrl.training.lessons import TargetsOfTeachers
 from mrl.training.pass_options import DEFAULTS, PassOptions
 from mrl.training.passes import Objective, ParameterSwap
 from mrl.training.platform import device_memory
 from mrl.training.platform.parallel import gather_entries, start_process_groups, stop_process_groups
+from mrl.training.teacher_targets import TargetsOfTeachers
 from mrl.training.trained_model import TrainedModel
 
 _REFERENCE = "reference"

@@ -119,13 +119,13 @@ class RolloutRunner(GroupMaker):
         run_seed: int,
         environments: EnvironmentClient | None = None,
         rules_of: RulesOf = lambda domain: None,
-        max_open: int | None = None,
+        max_environments: int | None = None,
     ) -> None:
-        """`rules_of`: rules of a domain's episodes; `max_open`: limit of `environments`, for messages."""
+        """`rules_of`: rules of a domain's episodes; `max_environments`: limit of `environments`, for messages."""
         super().__init__()
         self.engines, self._rewards = engines, rewards
         self._run_seed, self._environments, self._rules_of = run_seed, environments, rules_of
-        self._max_open = max_open
+        self._max_open = max_environments
 
     def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> GroupInFlight:
         of = {record.sample_index: record for record in records}
@@ -190,7 +190,7 @@ class RolloutRunner(GroupMaker):
     def _where(self, trajectory: Trajectory) -> str:
         name = trajectory.name
         if trajectory.waits_for == IN_LINE:
-            return f"{name} waiting for a free environment (agent.max_open = {self._max_open})"
+            return f"{name} waiting for a free environment (agent.max_environments = {self._max_open})"
         engine = self.engines.where(name)
         if trajectory.episode is not None:
             place = "waiting for its environment" if trajectory.waits_for == ENVIRONMENT else engine

@@ -17,8 +17,8 @@ from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.boxes import Box
 from mrl.resharding.planner.copy_table import BUCKET, COPY, CopyList, CopyTable, Side
-from mrl.resharding.planner.forms import BoxPlace
 from mrl.resharding.planner.manifest import Replicas, module_of
+from mrl.resharding.planner.need_forms import BoxPlace
 from mrl.resharding.planner.schedule import ALIGN, PlanStep, Window, slice_of
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.planner.transfers import WIRE_BYTES, Item, Transfer

@@ -23,9 +23,9 @@ from mrl.resharding.planner.boxes import (
     intersection,
     overlapping_boxes,
 )
-from mrl.resharding.planner.forms import BoxPlace, PlainForm, form_of, relative
 from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, Replicas
 from mrl.resharding.planner.nearest import NearestRanks, times_before
+from mrl.resharding.planner.need_forms import BoxPlace, PlainForm, form_of, relative
 from mrl.resharding.planner.quantised import Blocks
 from mrl.resharding.planner.topology import Topology
 

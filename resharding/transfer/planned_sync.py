@@ -26,13 +26,13 @@ from mrl.resharding.planner.slot_plan import SlotPart
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.planner.trainer_manifests import trainer_rank_manifests
 from mrl.resharding.transfer.collectives import RankGroup
-from mrl.resharding.transfer.lanes import MeshTransport, PeerTransport, Transport, bucket_messages_of
 from mrl.resharding.transfer.lease import LentMemory, describe_device, describe_files, lenders_tensors
 from mrl.resharding.transfer.proof import ReadBoxes, TrainerProof
 from mrl.resharding.transfer.run_session import ReceiverFeed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import leased_tensors, tables_of
+from mrl.resharding.transfer.transports import MeshTransport, PeerTransport, Transport, bucket_messages_of
 from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
 from mrl.resharding.wire.nixl_mesh import nixl
 from mrl.resharding.wire.slot_link import SlotLink

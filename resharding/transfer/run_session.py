@@ -19,11 +19,11 @@ import torch
 from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.copies import run_copies
-from mrl.resharding.transfer.lanes import Transport
 from mrl.resharding.transfer.proof import TrainerProof
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
+from mrl.resharding.transfer.transports import Transport
 from mrl.resharding.wire.mesh_link import TrainerMesh
 from mrl.resharding.wire.messages import BucketMessage
 

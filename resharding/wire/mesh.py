@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from mrl.errors import WeightSyncError
+from mrl.resharding.wire.bucket_messages import digest_in, with_digests, with_trailers
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.meeting import Meeting
-from mrl.resharding.wire.parcels import digest_in, with_digests, with_trailers
 
 
 class MessageLost(WeightSyncError):

@@ -1,6 +1,6 @@
 """A sender's and a receiver's end of a mesh: buckets as messages, each checked by the digest that follows it.
 
-Messages leave from the trainer rank's own buckets (`transfer/lanes.py`).
+Messages leave from the trainer rank's own buckets (`transfer/transports.py`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from mrl.errors import WeightSyncError
+from mrl.resharding.wire.bucket_messages import require_digest, split
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.meeting import Meeting
 from mrl.resharding.wire.mesh import Mesh, Outgoing
 from mrl.resharding.wire.messages import BucketMessage
 from mrl.resharding.wire.nixl_mesh import NixlMesh
-from mrl.resharding.wire.parcels import require_digest, split
 
 Joined = Mesh | NixlMesh
 """One rank among all ranks of a weight sync."""

@@ -9,9 +9,9 @@ import torch
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire import memory
+from mrl.resharding.wire.bucket_messages import require_digest, split
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.messages import BucketMessage
-from mrl.resharding.wire.parcels import require_digest, split
 
 
 class SlotLink:

@@ -13,7 +13,7 @@ from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 from mrl.launch.commands import check, engines
-from mrl.rollout.part import slots_per_node
+from mrl.rollout.engine_process import slots_per_node
 from tests.support.recipes import NOT_FOR_NODES, RECIPES, cases, files_of
 
 

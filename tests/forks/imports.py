@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mrl.config.load import load_config
 from mrl.config.root import Config
-from mrl.rollout import environment, vllm_start
-from mrl.rollout.part import EngineProcess
+from mrl.rollout import vllm_environment, vllm_start
+from mrl.rollout.engine_process import EngineProcess
 from mrl.training.process_environment import CPU_ENVIRONMENT, without_wandb
 
 KINDS = ("engine", "trainer")
@@ -21,7 +21,7 @@ def quickstart() -> Config:
 
 def variables(config: Config) -> dict[str, str | None]:
     """Return what an engine's imports are made under; None: not in the environment."""
-    return environment.variables(config.rollout, EngineProcess(), None, compiled=_is_compiled(config))
+    return vllm_environment.variables(config.rollout, EngineProcess(), None, compiled=_is_compiled(config))
 
 
 def _is_compiled(config: Config) -> bool:
@@ -39,7 +39,7 @@ def preload(kind: str) -> None:
 
         return
     config = quickstart()
-    environment.prepare(config.rollout, EngineProcess(), None, compiled=_is_compiled(config))
+    vllm_environment.prepare(config.rollout, EngineProcess(), None, compiled=_is_compiled(config))
     import vllm.v1.engine.llm_engine  # noqa: F401
 
     import mrl.cpu.vllm_worker

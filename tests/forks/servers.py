@@ -27,11 +27,11 @@ from unittest import mock
 import psutil
 
 from mrl.config.root import Config
-from mrl.launch.commands.assemble import worker_environment
+from mrl.launch.commands.start_run import worker_environment
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
-from mrl.own_code import child_path
+from mrl.user_code import child_path
 from tests.forks import vllm_workers
 from tests.forks.imports import KINDS, quickstart, variables
 

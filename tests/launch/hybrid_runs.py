@@ -21,7 +21,7 @@ from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
 from mrl.config.sections.loop import LoopSection
 from mrl.errors import MrlError
-from mrl.launch.commands.assemble import hybrid_engine, in_driver, rollout_thread
+from mrl.launch.commands.start_run import hybrid_engine, in_driver, rollout_thread
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.loops.learn import denominators

@@ -11,7 +11,7 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.load_rows import load_data
 from mrl.errors import ConfigError
-from mrl.launch.workers.acting import check_environments, require_known_domains
+from mrl.launch.workers.environments import check_environments, require_known_domains
 from mrl.launch.workers.rollout_workers import descriptions, require_described
 from tests.support import chat_tokenizers
 

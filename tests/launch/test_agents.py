@@ -50,10 +50,10 @@ def test_rows_with_and_without_an_environment_in_one_stream(acting: Path, tmp_pa
         for domain in ("plain", "counted", "slow")
     ]
     own = f"{{environment: '{file}:Counting', options: {{seconds: 0.1}}}}"
-    more = words(acting, tmp_path, "run", "loop.schedule=stream", "stream.max_age=1", "loop.steps=2")
+    more = words(acting, tmp_path, "run", "loop.schedule=stream", "stream.max_staleness=1", "loop.steps=2")
     more += [
         f"data={{train: [{', '.join(sets[:3])}], validation: [{', '.join(sets[3:])}], max_prompt_tokens: 64}}",
-        f"agent={{domains: {{plain: {{}}, slow: {own}}}, max_open: 4}}",
+        f"agent={{domains: {{plain: {{}}, slow: {own}}}, max_environments: 4}}",
         f"reward={{kind: environment, domains: {{plain: {{kind: plugin, path: '{file}:letters'}}}}}}",
         "loop.prompts_per_step=6", "logging.samples_per_step=1000", "training.layout={ep: 1, dp: 2}",
         "rollout={dp: 2, expert_parallel: true}",
@@ -68,7 +68,7 @@ def test_rows_with_and_without_an_environment_in_one_stream(acting: Path, tmp_pa
         assert bool(sample.get("turns")) == (sample["domain"] != "plain")
 
 
-AHEAD = ("loop.schedule=stream", "stream.max_age=2", "loop.steps=6", "logging.samples_per_step=1000")
+AHEAD = ("loop.schedule=stream", "stream.max_staleness=2", "loop.steps=6", "logging.samples_per_step=1000")
 AHEAD += ("loop.checkpoint={every_steps: 1, keep: 9}", "rollout.max_num_seqs=6")
 
 
@@ -84,7 +84,7 @@ def test_a_killed_stream_goes_on_with_its_episodes(acting: Path, tmp_path: Path)
     assert "resuming at step 4" in (tmp_path / "run.log").read_text()
     rows = read(tmp_path / "run/metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(7))
-    assert max(row["policy/age_steps"] for row in rows[1:]) in (1.0, 2.0), "nothing ran ahead, or too far"
+    assert max(row["policy/staleness_max"] for row in rows[1:]) in (1.0, 2.0), "nothing ran ahead, or too far"
     assert sum(row["agent/restarted"] + row["agent/retries"] for row in rows[1:]) == 0
     later = [s for s in rows_of(tmp_path / "run") if s["step"] > 3 and s["kind"] == "train"]
     over = [s for s in later if s["policy_versions"][0] < 3 <= s["policy_versions"][1]]

@@ -16,8 +16,8 @@ from mrl.config.root import Config
 from mrl.config.sections.data import DifficultySection
 from mrl.data.difficulty import RateFile
 from mrl.errors import ConfigError, RewardError
-from mrl.launch.commands.contents import model_digest
 from mrl.launch.commands.difficulty import Survey, measure_difficulty, reward_digest
+from mrl.launch.commands.digests import model_digest
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind

@@ -16,7 +16,7 @@ from mrl.config.load import load
 from mrl.errors import ConfigError
 from mrl.files import output_lock
 from mrl.launch.commands import evaluate as evaluating
-from mrl.launch.commands.contents import model_digest
+from mrl.launch.commands.digests import model_digest
 from mrl.launch.commands.evaluate import evaluate
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample

@@ -44,7 +44,7 @@ def test_a_lost_engine_serves_again_when_it_was_brought_in(monkeypatch: pytest.M
     fleet = processes.fleet(2)
     assert fleet.metrics() == {}
     said = fleet.replace(1, "engine 1 died")
-    assert said == "engine 1 died; starting a replacement (1 of rollout.replace = 2)"
+    assert said == "engine 1 died; starting a replacement (1 of rollout.max_replacements = 2)"
     assert (fleet.serving, fleet.is_up, processes.started) == ([0, 2], False, [1])
     assert fleet.look() == {} and fleet.bring_in() == {}
     processes.ended |= {"start 1": None, "tell 1": [("address", "cpu", "digest")]}
@@ -65,7 +65,7 @@ def test_a_start_that_fails_is_tried_again_and_the_end_names_the_first_cause(mon
     processes.ended |= {"start 2": None, "tell 2": RolloutError("gone")}
     assert fleet.look() == {0: "failed: RolloutError: gone"}
     with pytest.raises(
-        WorkerLost, match=r"^engine 0 died; it failed again; rollout.replace = 2 engines were"
+        WorkerLost, match=r"^engine 0 died; it failed again; rollout.max_replacements = 2 engines were"
     ):
         fleet.replace(0, "it failed again")
 

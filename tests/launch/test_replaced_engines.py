@@ -17,7 +17,7 @@ from tests.launch.tiny_runs import words
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-OWN = ("loop.schedule=stream", "stream.max_age=1", "rollout={tp: 1, replace: 3}")
+OWN = ("loop.schedule=stream", "stream.max_staleness=1", "rollout={tp: 1, replace: 3}")
 OWN += ("training.layout={tp: 1, pp: 1, ep: 1, dp: 1}",)
 ONE, TWO = "launch.engine_slots=1", "launch.engine_slots=2"
 
@@ -90,7 +90,7 @@ def test_the_loss_after_the_last_that_is_replaced_ends_the_run(chain: Chain) -> 
     more = ("loop.steps=1000", ONE, "rollout={tp: 1, replace: 1}")
     with chain.start(*more, fault="generate:engine-0:3,update:engine-0:5") as command:
         assert command.wait(seconds=600) == 1
-        assert "rollout.replace = 1 engines were replaced before" in command.output
+        assert "rollout.max_replacements = 1 engines were replaced before" in command.output
         chain.assert_nothing_left(command)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mrl.capacity.requirements import node_numbers, unmet
 from mrl.config.load import load
-from mrl.rollout.part import schedulers
+from mrl.rollout.engine_process import schedulers
 from mrl.training.hf.hf_folder import read_config
 from tests.tiny_models import tiny_config
 

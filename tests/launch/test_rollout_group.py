@@ -25,7 +25,7 @@ from tests.support.pretended_ray import PretendedRay
 
 WORDS = ["run.name=r", "model.path=/m/Qwen3-30B-A3B", "data.train=/rows", "reward.kind=maths"]
 WORDS += ["training.layout={ep: 1, dp: 2}"]
-OWN = ["loop.schedule=stream", "launch.engine_slots=2", "rollout.replace=1"]
+OWN = ["loop.schedule=stream", "launch.engine_slots=2", "rollout.max_replacements=1"]
 
 
 class Generation:
@@ -131,7 +131,9 @@ def test_a_run_that_survives_takes_elsewhere_what_a_lost_or_late_engine_had(
     group.watch()
     assert group.num_lost == 1, "its connection ended because it was given up"
     dead.append(0)
-    with pytest.raises(WorkerLost, match=r"^engine 0 died; rollout.replace = 1 engines were replaced before"):
+    with pytest.raises(
+        WorkerLost, match=r"^engine 0 died; rollout.max_replacements = 1 engines were replaced before"
+    ):
         group.watch()
 
 

@@ -50,7 +50,7 @@ def chain(task: Path, tmp_path: Path) -> Iterator[Chain]:
     made.remove()
 
 
-STREAM = ("loop.schedule=stream", "stream.max_age=1", "loop.steps=6", "training.layout={ep: 1, dp: 1}")
+STREAM = ("loop.schedule=stream", "stream.max_staleness=1", "loop.steps=6", "training.layout={ep: 1, dp: 1}")
 STREAM += ("launch.engine_slots=2",)
 
 
@@ -75,7 +75,7 @@ def test_a_policy_survives_the_loss_of_its_only_worker_and_not_that_of_an_engine
 
 
 def test_episodes_in_workers(acting: Path, tmp_path: Path) -> None:
-    more = (*WORKERS, "agent.max_open=4", "loop.steps=2", "training.layout={ep: 1, dp: 2}")
+    more = (*WORKERS, "agent.max_environments=4", "loop.steps=2", "training.layout={ep: 1, dp: 2}")
     run(
         "train",
         *acting_runs.words(acting, tmp_path, "run", *more),

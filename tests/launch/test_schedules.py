@@ -47,16 +47,16 @@ def test_rewards_of_a_group_differ_whatever_was_said() -> None:
 
 def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:
     assert schedule_overrides("on_policy") == ["loop.schedule=on_policy"]
-    more = ["loop.schedule=stream", "stream.max_age=2", "stream.kv_cache=keep"]
-    assert schedule_overrides("stream:max_age=2:kv_cache=keep") == more
+    more = ["loop.schedule=stream", "stream.max_staleness=2", "stream.kv_cache=keep"]
+    assert schedule_overrides("stream:max_staleness=2:kv_cache=keep") == more
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--schedules", "on_policy,streams"], "loop.schedule"),
-        (["--schedules", "stream:max_age=-1"], "stream.max_age"),
-        (["--schedules", "stream:max_age=0", "launch.engine_slots=1"], "stream.max_age = 0"),
+        (["--schedules", "stream:max_staleness=-1"], "stream.max_staleness"),
+        (["--schedules", "stream:max_staleness=0", "launch.engine_slots=1"], "stream.max_staleness = 0"),
         (["--steps", "0"], "--steps 0"),
         (["--mean", "0"], "--mean 0"),
         (
@@ -72,7 +72,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(words: list[s
 
 def test_the_table_has_a_line_for_each_schedule() -> None:
     figures: dict[str, Any] = {figure: 2.0 for _, figure, _ in COLUMNS}
-    figures |= dict.fromkeys(("parked", "park_frac", "age_mean", "age_max", "driver_frac"), 0.25)
+    figures |= dict.fromkeys(("parked", "pause_frac", "age_mean", "age_max", "driver_frac"), 0.25)
     lines = stream_table({"on_policy": {**figures, "steps": [2.0, 2.0]}, "stream": figures}).splitlines()
     assert [line.split()[0] for line in lines] == ["schedule", "on_policy", "stream", "step"]
     assert "25.0%" in lines[1] and "median of 2 steps" in lines[3]
@@ -88,7 +88,7 @@ def test_both_schedules_train_the_same_tokens(task: Path, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr[-3000:]
     text = done.stdout
     figures = json.loads(text[text.index("{") :])
-    assert list(figures) == ["on_policy", "stream:max_age=2"]
+    assert list(figures) == ["on_policy", "stream:max_staleness=2"]
     plain, stream = figures.values()
     assert plain["tokens"] == stream["tokens"] and len(plain["tokens"]) == 4
     assert plain["tokens"][:2] == plain["tokens"][2:], "the second run has another load"

@@ -18,10 +18,10 @@ from mrl.config.root import Config
 from mrl.data.identity import prompt_id
 from mrl.data.load_rows import Dataset, load_data
 from mrl.errors import ConfigError, DataError
-from mrl.launch.commands import started
+from mrl.launch.commands import earlier_start
 from mrl.launch.commands.check import check_resume
 from mrl.launch.commands.train import Run
-from mrl.loops.resuming import kept_settings
+from mrl.loops.resume_check import kept_settings
 from mrl.observe.metrics_log import MetricsLog
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.checkpoint import checkpoint_folder as checkpoints
@@ -159,20 +159,20 @@ def test_a_refused_start_leaves_the_run_s_configuration_as_it_was(run: Config, t
 
 def test_a_run_that_is_done_says_so_and_starts_nothing(run, tmp_path, capsys) -> None:
     path = save(run, step=3)
-    assert not started.is_done(run), "the row of its last step is still to be written"
+    assert not earlier_start.is_done(run), "the row of its last step is still to be written"
     MetricsLog(tmp_path / "run/metrics.jsonl").write(3, {"reward/mean": 1.0})
     with Run(run) as again:
         assert list(again) == []
     assert (again.ended, again.exit_code) == ("done", 0)
     assert f"nothing left to do: all 3 steps of {tmp_path}/run are done" in capsys.readouterr().out
     assert not (tmp_path / "run/logs").exists()
-    assert not started.is_done(config_of(tmp_path, "loop.steps=4"))
+    assert not earlier_start.is_done(config_of(tmp_path, "loop.steps=4"))
     with pytest.raises(ConfigError, match="has other weights"):
         list(Run(config_of(tmp_path, f"model.path={of_another_seed(tmp_path / 'model')}")))
     data = bytearray((path / checkpoints.EXTRA_FILE).read_bytes())
     data[-1] ^= 1
     (path / checkpoints.EXTRA_FILE).write_bytes(data)
-    assert not started.is_done(run), "a damaged checkpoint is taken for the end"
+    assert not earlier_start.is_done(run), "a damaged checkpoint is taken for the end"
 
 
 # -- rows --------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_date_of_a_run_is_that_of_its_first_start(run: Config, tmp_path: Path) -> None:
-    first = started.dated_as_begun(run, tmp_path / "run")
+    first = earlier_start.dated_as_begun(run, tmp_path / "run")
     assert first.model.chat_template_date == datetime.date.today()
     for text, expected in (
         ("model: {chat_template_date: '2020-02-29'}", datetime.date(2020, 2, 29)),
@@ -250,7 +250,9 @@ def test_the_date_of_a_run_is_that_of_its_first_start(run: Config, tmp_path: Pat
         ("a: [", datetime.date.today()),
     ):
         (tmp_path / "run/config.yaml").write_text(text)
-        assert started.dated_as_begun(run, tmp_path / "run").model.chat_template_date == expected, text
+        assert earlier_start.dated_as_begun(run, tmp_path / "run").model.chat_template_date == expected, text
     own = config_of(tmp_path, "model.chat_template_date=2021-01-01")
-    assert started.dated_as_begun(own, tmp_path / "run").model.chat_template_date == datetime.date(2021, 1, 1)
+    assert earlier_start.dated_as_begun(own, tmp_path / "run").model.chat_template_date == datetime.date(
+        2021, 1, 1
+    )
     assert load([yaml.safe_load(dump(own))]) == own

@@ -37,7 +37,7 @@ def test_without_age_twenty_steps_are_on_policy_to_the_bit(task: Path, tmp_path:
     exact = ("loop.deterministic=true", "loop.steps=20", "loop.checkpoint={every_steps: 20}")
     exact += ("export={every_steps: 20, keep: 1}", *GAE)
     plain = trained(task, tmp_path, "plain", *exact)
-    stream = trained(task, tmp_path, "stream", *exact, "loop.schedule=stream", "stream.max_age=0")
+    stream = trained(task, tmp_path, "stream", *exact, "loop.schedule=stream", "stream.max_staleness=0")
     assert len(plain) == 21
     for ours, theirs in zip(stream, plain, strict=True):
         expected = without_volatile(theirs)
@@ -72,7 +72,7 @@ BUSY = ("loop={prompts_per_step: 16, samples_per_prompt: 8}", "rollout.max_num_s
 """An engine has ten times the work of an update, so that it is busy when a sync comes, however the machine shares out its processors."""
 STREAM_OF_SIX = (
     "loop.schedule=stream",
-    "stream.max_age=2",
+    "stream.max_staleness=2",
     "loop.steps=6",
     "loop.checkpoint={every_steps: 1, keep: 9}",
     "logging.samples_per_step=1000",
@@ -87,11 +87,11 @@ def samples_of(run_folder: Path, *, after: int) -> list[dict[str, Any]]:
 
 def test_kept_responses_are_trained_on(task: Path, tmp_path: Path) -> None:
     """Paused in every sync and continued after it, over the cache as it is: several versions in one sample, none computed again."""
-    more = ("stream={max_age: 2, kv_cache: keep}", "loop.schedule=stream", "loop.steps=4", *LONG, *BUSY)
+    more = ("stream={max_staleness: 2, kv_cache: keep}", "loop.schedule=stream", "loop.steps=4", *LONG, *BUSY)
     more += ("logging.samples_per_step=1000",)
     rows = trained(task, tmp_path, "run", *more, *SPLITS["own"], "loop.max_rollout_mismatch=null")[1:]
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and all(row["optim/grad_norm"] > 0 for row in rows)
-    assert sum(row["stream/parked"] for row in rows) > 0 and not any(
+    assert sum(row["stream/interrupted"] for row in rows) > 0 and not any(
         row["stream/reprefill_tokens"] for row in rows
     )
     versions = [set(line["policy_versions"]) for line in samples_of(tmp_path / "run", after=0)]
@@ -131,9 +131,9 @@ def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[s
     rows = trained(task, folder, "run", *more)
     assert "resuming at step 4" in (folder / "run.log").read_text()
     assert [row["step"] for row in rows] == list(range(7))
-    assert max(row["policy/age_steps"] for row in rows[1:]) in (1.0, 2.0), "nothing ran ahead, or too far"
+    assert max(row["policy/staleness_max"] for row in rows[1:]) in (1.0, 2.0), "nothing ran ahead, or too far"
     assert all(row["optim/grad_norm"] > 0 for row in rows[1:])
-    assert all(row["pool/bytes"] > 0 for row in rows[1:])
+    assert all(row["buffer/bytes"] > 0 for row in rows[1:])
     found = audit(folder / "run")
     assert found.passes and found.attempts == 2, audit_text(found)
     later = {line["sample_id"]: line for line in samples_of(folder / "run", after=3)}
@@ -145,14 +145,14 @@ def test_a_stream_takes_the_routes_of_its_engines(task: Path, tmp_path: Path) ->
     """Tokens of responses that today's version began agree with the trainer's to 1e-5, without a near-tie left out; a run that
     resumes asks again what had routes. Steps are small, so that the trainer would still choose what an older version chose. The short form is
     in test_live_hybrid.py."""
-    more = ("loop.schedule=stream", "stream.max_age=2", "routing.replay=engine")
+    more = ("loop.schedule=stream", "stream.max_staleness=2", "routing.replay=engine")
     more += ("loop.checkpoint={every_steps: 4}", "loop.max_rollout_mismatch=1e-5", *LONG, *BUSY)
     more += ("training.optimizer={lr: 1e-4}", *SPLITS["own"])
     rows = trained(task, tmp_path, "run", *more, "loop.steps=4")[1:]
     rows += trained(task, tmp_path, "run", *more, "loop.steps=6")[5:]
     assert [row["step"] for row in rows] == list(range(1, 7))
-    assert sum(row["stream/parked"] for row in rows) > 0, "no response has several segments"
-    assert max(row["policy/age_steps"] for row in rows) in (1.0, 2.0)
+    assert sum(row["stream/interrupted"] for row in rows) > 0, "no response has several segments"
+    assert max(row["policy/staleness_max"] for row in rows) in (1.0, 2.0)
     assert all(row["routing/rows_missing"] == row["policy/rollout_logprob_near_ties"] == 0 for row in rows)
     assert all(row["routing/agreement"] > 0.9 for row in rows)
     assert all(row["optim/grad_norm"] > 0 for row in rows)

@@ -69,7 +69,7 @@ def test_a_stream_without_age_is_the_run_to_the_last_bit_and_so_is_a_resumed_one
     """Where the trainer's memory rests changes nothing, nor on whose slots the engines are. The resumed run goes on
     from the other's checkpoint of step 2."""
     rests = "training.optimizer.offload_fraction="
-    stream = ("training.offload=always", f"{rests}0.5", "loop.schedule=stream", "stream.max_age=0")
+    stream = ("training.offload=always", f"{rests}0.5", "loop.schedule=stream", "stream.max_staleness=0")
     shutil.copytree(whole, tmp_path / "resumed", symlinks=True)
     shutil.rmtree(tmp_path / "resumed/checkpoints/step-000004")
     for name, where in (("stream", stream), ("resumed", ("launch.engine_slots=2", f"{rests}1"))):

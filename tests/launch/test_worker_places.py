@@ -12,11 +12,11 @@ from mrl.config.load import load
 from mrl.errors import ConfigError
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.rollout_workers import WorkerPlace, worker_places
-from mrl.rollout.part import schedulers
+from mrl.rollout.engine_process import schedulers
 
 WORDS = ["run.name=r", "model.path=/m/Qwen3-30B-A3B", "data.train=/rows", "reward.kind=maths"]
 WORDS += ["rollout.workers=node", "model.max_length=8192"]
-ACTS = "agent={environment: tests.support.guess:Guess, max_open: %d}"
+ACTS = "agent={environment: tests.support.guess:Guess, max_environments: %d}"
 
 
 def places(nodes: Sequence[int], *words: str) -> list[WorkerPlace]:
@@ -69,10 +69,10 @@ def test_each_engine_has_the_worker_of_the_node_that_it_begins_on(
 
 def test_open_environments_are_shared_out() -> None:
     three = ([0, 1, 2], "training.layout={ep: 1, dp: 3}", "loop.prompts_per_step=3")
-    shares = [place.max_open for place in places(*three, ACTS % 8)]
+    shares = [place.max_environments for place in places(*three, ACTS % 8)]
     assert sorted(shares, key=str) == [2, 3, 3]
     with pytest.raises(
         ConfigError,
-        match=r"agent.max_open = 2 with rollout.workers = node: .*; set agent.max_open to 3 or more",
+        match=r"agent.max_environments = 2 with rollout.workers = node: .*; set agent.max_environments to 3 or more",
     ):
         places(*three, ACTS % 2)

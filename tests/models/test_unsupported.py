@@ -12,7 +12,7 @@ import pytest
 from mrl.errors import ConfigError
 from mrl.models.engine_rows import Shard
 from mrl.models.families import FAMILIES, family_of, require_trainable
-from mrl.models.families.refused import REFUSED
+from mrl.models.families.unsupported_models import REFUSED
 from mrl.models.hf_config import language_model
 from tests import tiny_models
 from tests.published import INT4

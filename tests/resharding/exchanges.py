@@ -19,13 +19,13 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.collectives import RankGroup
-from mrl.resharding.transfer.lanes import MeshTransport, bucket_messages_of
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof
 from mrl.resharding.transfer.receiver import Consumer, Receiver
 from mrl.resharding.transfer.run_session import ReceiverFeed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables, tables_of
+from mrl.resharding.transfer.transports import MeshTransport, bucket_messages_of
 from mrl.resharding.wire.mesh_link import MeshLink
 from tests.gpu.one_rank import OneRankLane
 

@@ -10,8 +10,8 @@ import torch
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.wire import mesh_link, slot_link
+from mrl.resharding.wire.bucket_messages import require_digest
 from mrl.resharding.wire.messages import Message
-from mrl.resharding.wire.parcels import require_digest
 
 
 def after(receiver: Receiver, point: str, action: Callable[[], None]) -> None:

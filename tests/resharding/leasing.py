@@ -16,13 +16,13 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.copies import DTYPES
-from mrl.resharding.transfer.lanes import PeerTransport
 from mrl.resharding.transfer.lease import describe_files
 from mrl.resharding.transfer.proof import TrainerProof
 from mrl.resharding.transfer.run_session import ReceiverFeed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import LeasedTensor, tables_of
+from mrl.resharding.transfer.transports import PeerTransport
 from mrl.resharding.wire.shared_memory import SharedSegment
 
 

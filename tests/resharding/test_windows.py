@@ -10,7 +10,7 @@ from mrl.models.layout import Layout
 from mrl.resharding.planner.slot_plan import WindowPart
 from mrl.resharding.transfer import run_session
 from mrl.resharding.transfer.collectives import RankGroup
-from mrl.resharding.transfer.lanes import PeerTransport
+from mrl.resharding.transfer.transports import PeerTransport
 from tests.resharding.planned import plan_of, world_of
 
 CPU = torch.device("cpu")

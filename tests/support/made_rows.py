@@ -15,7 +15,7 @@ HEALTHY: dict[str, tuple[float, float]] = {
     "group/kept_frac": (0.7, 0.4),
     "group/degenerate_samples_frac": (0.3, 0.6),
     "group/all_correct_frac": (0.1, 0.5),
-    "group/all_wrong_frac": (0.3, 0.05),
+    "group/all_incorrect_frac": (0.3, 0.05),
     "rollout/distinct_frac": (0.8, 0.3),
     "policy/entropy": (0.5, 0.12),
     "policy/rollout_mismatch_kl": (1e-4, 3e-4),

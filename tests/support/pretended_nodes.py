@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mrl.launch.commands import assemble
+from mrl.launch.commands import start_run
 from mrl.launch.workers import placement
 
 VARIABLE = "MRL_TESTS_NODES"
@@ -28,5 +28,5 @@ def slots_on(nodes: Sequence[int]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         if nodes:
-            patch.setattr(assemble, "place", place)
+            patch.setattr(start_run, "place", place)
         yield

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from mrl.rewards.code import runner
-from mrl.rewards.code.exam import TestRun
+from mrl.rewards.code.compare_output import same_output
 from mrl.rewards.code.outcome import Outcome
-from mrl.rewards.code.output import same_output
 from mrl.rewards.code.program import program_in
+from mrl.rewards.code.program_tests import TestRun
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from tests.support.verifier_cases.case import Generator, take
 

@@ -132,8 +132,8 @@ RULES = EpisodeRules("table", DigitRenderer(), LIMITS, retries=2, format="json",
 
 
 def table_episodes(
-    environments: Environments, *, max_open: int | None = None, **rules: Any
+    environments: Environments, *, max_environments: int | None = None, **rules: Any
 ) -> dict[str, Any]:
     """Return what a RolloutThread is told of episodes by RULES, some of them changed."""
     changed = dataclasses.replace(RULES, **rules)
-    return {"environments": environments, "rules_of": lambda _: changed, "max_open": max_open}
+    return {"environments": environments, "rules_of": lambda _: changed, "max_environments": max_environments}

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from mrl.agents.environment import Step
 from mrl.agents.tool_calls import ToolCall
-from mrl.own_code import find_callable
 from mrl.rewards.visible import visible_text
+from mrl.user_code import find_callable
 
 _NUMBER = re.compile(r"-?\d+")
 

@@ -13,8 +13,8 @@ from typing import Any
 from mrl.agents.environment import Unreachable
 from mrl.agents.tools.tool import ToolError
 from mrl.errors import ConfigError
-from mrl.own_code import child_path
 from mrl.processes.start import with_lifeline
+from mrl.user_code import child_path
 
 _START_SECONDS = 60.0
 

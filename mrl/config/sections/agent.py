@@ -41,7 +41,7 @@ class AgentSection(EnvironmentSection):
     """Limit an environment's work on one turn to this many seconds."""
     reset_seconds: float = Field(default=60.0, gt=0)
     """Limit an environment's work before the first turn to this many seconds."""
-    max_open: int | None = Field(default=None, ge=1)
+    max_environments: int | None = Field(default=None, ge=1)
     """Keep at most this many environments open for training, and as many per validation; other samples wait
     in prompt order. Null sets no limit."""
     memory_mib: int = Field(default=2048, ge=64)

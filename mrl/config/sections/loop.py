@@ -38,7 +38,7 @@ class CheckpointSection(Section):
     """Save every this many steps; 0 saves only at the end."""
     at_end: bool = True
     """Save after the last step."""
-    beside_training: bool = False
+    async_save: bool = False
     """Copy each node's state to host memory and write the files while the next step generates (the last
     step's at once); a run that dies before the next update resumes from the previous checkpoint."""
     keep: int = Field(default=2, ge=1)
@@ -51,7 +51,7 @@ class LoopSection(Section):
     """Number of training steps, and the order of their phases."""
 
     schedule: Schedule = "on_policy"
-    """Generate, then train (on_policy), or generate up to stream.max_age versions ahead (stream)."""
+    """Generate, then train (on_policy), or generate up to stream.max_staleness versions ahead (stream)."""
     steps: int = Field(default=100, ge=0)
     """Run this many steps; each generates, rewards, updates and syncs once."""
     prompts_per_step: int = Field(default=32, ge=1)

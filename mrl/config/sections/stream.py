@@ -12,7 +12,7 @@ from mrl.section import Section
 class StreamSection(Section):
     """Staleness of the stream schedule; only read with loop.schedule = stream."""
 
-    max_age: int = Field(default=1, ge=0)
+    max_staleness: int = Field(default=1, ge=0)
     """Limit the staleness of any trained token to this many versions (with sync_every 1), by admitting
     prompts later, never by dropping tokens; 0 is on-policy."""
     sync_every: int = Field(default=1, ge=1)

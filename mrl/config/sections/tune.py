@@ -31,7 +31,7 @@ READS: dict[str, frozenset[str]] = {
     "ipo": PAIR_SETTINGS,
     "simpo": frozenset({"beta", "gamma_over_beta", "smoothing", "sft_weight"}),
     "orpo": frozenset({"beta"}),
-    "kto": frozenset({"beta", "wanted_weight", "unwanted_weight"}),
+    "kto": frozenset({"beta", "desirable_weight", "undesirable_weight"}),
     "hinge": PAIR_SETTINGS,
     "apo_zero": PAIR_SETTINGS,
     "apo_down": PAIR_SETTINGS,
@@ -71,9 +71,9 @@ class ObjectiveSection(Section):
     """simpo: require this margin, in units of beta."""
     sft_weight: float = Field(default=0.0, ge=0)
     """Weight the chosen responses' own loss by this: mean over the step of each response's mean."""
-    wanted_weight: float = Field(default=1.0, gt=0)
+    desirable_weight: float = Field(default=1.0, gt=0)
     """kto: weight responses labelled true by this."""
-    unwanted_weight: float = Field(default=1.0, gt=0)
+    undesirable_weight: float = Field(default=1.0, gt=0)
     """kto: weight responses labelled false by this."""
     center: CenterSection | None = None
     """reward_model: keep scores around 0 by this term."""

@@ -48,7 +48,7 @@ from mrl.loops.tuning.row_logprobs import (
     row_scores,
     weights_digest,
 )
-from mrl.loops.tuning.same_tuning import CHECKPOINTS, about, require_resumable_tuning
+from mrl.loops.tuning.tuning_resume import CHECKPOINTS, about, require_resumable_tuning
 from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.training.checkpoint import checkpoint_folder
 from mrl.training.hf import base

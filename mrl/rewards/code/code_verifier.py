@@ -1,7 +1,7 @@
 """Code verifier: run a program in the sandbox and compare its results with the task's.
 
 Four parties: the verifier (here; it forwards calls and replies without reading them), the runner inside the
-boundary, the candidate, and the test run (`mrl.rewards.code.exam`): a process that has the expected values
+boundary, the candidate, and the test run (`mrl.rewards.code.program_tests`): a process that has the expected values
 and asserts, runs no candidate code, and is killed if a value makes it take too long.
 """
 
@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from mrl.processes.own_time import Allowance
 from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.code_rules import CodeRules
-from mrl.rewards.code.exam import TestRun, completed
-from mrl.rewards.code.examiner import run_in_process
+from mrl.rewards.code.compare_output import same_output
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
-from mrl.rewards.code.output import same_output
 from mrl.rewards.code.program import program_in
+from mrl.rewards.code.program_tests import TestRun, completed
+from mrl.rewards.code.run_tests import run_in_process
 from mrl.rewards.code.sandbox import find_sandbox
 from mrl.rewards.code.tasks import Case, CodeTask
 from mrl.rewards.contract import RewardRequest, rejected, scored

@@ -6,8 +6,8 @@ from mrl.rewards.contract import RewardKind
 from mrl.rewards.kinds.code import Code
 from mrl.rewards.kinds.environment_return import EnvironmentReturn
 from mrl.rewards.kinds.instructions import Format, Instructions, Repetition
-from mrl.rewards.kinds.judges import Llm, RewardModel
 from mrl.rewards.kinds.maths import Maths
+from mrl.rewards.kinds.model_judges import Llm, RewardModel
 from mrl.rewards.kinds.plugin import Plugin
 from mrl.rewards.reward_part import RewardPart
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from fractions import Fraction
 
-from mrl.rewards.maths.nouns import COUNTED, singular
+from mrl.rewards.maths.counted_nouns import COUNTED, singular
 
 Dimensions = tuple[tuple[str, int], ...]
 

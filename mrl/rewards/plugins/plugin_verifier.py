@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import ConfigError, RewardError
-from mrl.own_code import find_callable
 from mrl.rewards.contract import GroupVerifier, RewardRequest, Verifier, checked_value, scored
 from mrl.rewards.reward_part import RewardPart, Style
 from mrl.samples import Verdict, VerdictKind
+from mrl.user_code import find_callable
 
 _KEYWORDS = {
     "native": (),

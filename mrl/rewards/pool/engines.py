@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Any
 
 from mrl.files import folder_for_sockets
-from mrl.own_code import child_path
 from mrl.processes.start import module_command
 from mrl.rewards.judges.judge_cache import json_digest
 from mrl.rewards.judges.judge_rules import EngineSection
 from mrl.rewards.judges.supervisor import ServerJob, ServerSupervisor
 from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.rewards.reward_part import Served
+from mrl.user_code import child_path
 
 _log = logging.getLogger(__name__)
 

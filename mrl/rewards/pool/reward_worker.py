@@ -24,7 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 from mrl.errors import MrlError, RewardError
-from mrl.own_code import place_of
 from mrl.processes.channel import take_over_stdio
 from mrl.processes.framing import MAX_REPLY_BYTES, frame, read_frame, read_frame_async
 from mrl.processes.lifeline import die_with_parent
@@ -34,6 +33,7 @@ from mrl.rewards.pool.executor import ForkedExecutor
 from mrl.rewards.reward_part import RewardPart
 from mrl.rewards.verdict_json import encode_verdict
 from mrl.samples import Verdict
+from mrl.user_code import place_of
 
 _MAX_ERROR = 2000
 

@@ -14,7 +14,7 @@ from megatron.core import dist_checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mrl.errors import CheckpointError
-from mrl.training.checkpoint import checkpoint_folder, closed_pickle, plain_values
+from mrl.training.checkpoint import checkpoint_folder, plain_values, restricted_pickle
 from mrl.training.checkpoint.atomic_save import random_file
 from mrl.training.checkpoint.compatible import require_compatible
 from mrl.training.checkpoint.random_state import set_random_state
@@ -52,7 +52,7 @@ def load_state(path: Path, states: Mapping[str, TrainingState], *, about: dict[s
 def _require_closed(folder: Path) -> None:
     """Read an index with the closed list of classes before torch does; raise CheckpointError for others."""
     with _unreadable(folder / ".metadata"):
-        closed_pickle.read_index(folder)
+        restricted_pickle.read_index(folder)
 
 
 @contextlib.contextmanager

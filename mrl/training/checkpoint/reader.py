@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from mrl.errors import CheckpointError
 from mrl.models.stored_names import StoredBox
 from mrl.resharding.planner.boxes import Box, intersection
-from mrl.training.checkpoint import closed_pickle
+from mrl.training.checkpoint import restricted_pickle
 
 _UNREADABLE = (
     OSError,
@@ -57,7 +57,7 @@ class DistributedCheckpoint:
         """Raise CheckpointError if the folder has no readable index."""
         self.folder, self._reader = folder, FileSystemReader(folder)
         try:
-            metadata = closed_pickle.read_index(folder)  # the reader's own would run code from the file
+            metadata = restricted_pickle.read_index(folder)  # the reader's own would run code from the file
             self._reader.set_up_storage_reader(metadata, is_coordinator=True)
         except _UNREADABLE as error:
             raise CheckpointError(f"{folder} is not a readable distributed checkpoint: {error!r}") from error

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from mrl.errors import CheckpointError, ConfigError
 from mrl.files import commit_folder, start_folder, sync, usual_mode, write_durably
 from mrl.models.families import family_of
-from mrl.models.folder_form import FolderFormat, FolderTensor
+from mrl.models.folder_format import FolderFormat, FolderTensor
 from mrl.models.hf_config import QUANTIZATION, HfConfig
 from mrl.models.stored_names import VOCABULARY, StoredBox, stored_boxes
 from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint

@@ -14,9 +14,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from mrl.errors import ConfigError
-from mrl.models import int4, microscaling
+from mrl.models import int4, mxfp4
 from mrl.models.family import Family
-from mrl.models.folder_form import FolderFormat, FolderTensor
+from mrl.models.folder_format import FolderFormat, FolderTensor
 from mrl.models.hf_config import HfConfig, language_model
 from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor
 
@@ -155,7 +155,7 @@ def _stored_shapes(form: FolderFormat, tensor: FolderTensor) -> dict[str, tuple[
     first = tensor.parts[0][0]
     names = form.stored_names(first)
     if form.is_microscaled(first):
-        return dict(zip(names, microscaling.stored_shapes(first), strict=True))
+        return dict(zip(names, mxfp4.stored_shapes(first), strict=True))
     if len(names) == len(int4.SUFFIXES):
         return dict(zip(names, int4.int4_shapes(first.shape), strict=True))
     return dict(zip(names, (tensor.shape, scales_shape(tensor.shape)), strict=False))

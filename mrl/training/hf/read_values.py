@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from mrl.errors import ConfigError
-from mrl.models import int4, microscaling
+from mrl.models import int4, mxfp4
 from mrl.models.family import Family
-from mrl.models.folder_form import FolderFormat, FolderLocation
+from mrl.models.folder_format import FolderFormat, FolderLocation
 from mrl.models.hf_config import HfConfig
 from mrl.models.kernels import float8
 from mrl.models.kernels.mxfp4 import dequantise_microscaled
@@ -182,15 +182,15 @@ def _microscaled(
     shape: tuple[int, ...],
 ) -> Tensor:
     """Read a box [rows, columns] float32 of a stacked checkpoint tensor from its mxfp4 blocks and scales."""
-    blocks, scales = opened.slices(names, microscaling.stored_shapes(tensor))
-    groups = slice(start[1] // microscaling.BLOCK, -(-(start[1] + shape[1]) // microscaling.BLOCK))
+    blocks, scales = opened.slices(names, mxfp4.stored_shapes(tensor))
+    groups = slice(start[1] // mxfp4.BLOCK, -(-(start[1] + shape[1]) // mxfp4.BLOCK))
     rows = [
         dequantise_microscaled(
             blocks[part : part + 1, rows_of_part, groups][0], scales[part : part + 1, rows_of_part, groups][0]
         )
         for part, rows_of_part in _parts(tensor, start[0], shape[0])
     ]
-    return torch.cat(rows).narrow(1, start[1] - groups.start * microscaling.BLOCK, shape[1])
+    return torch.cat(rows).narrow(1, start[1] - groups.start * mxfp4.BLOCK, shape[1])
 
 
 def _int4(

@@ -53,7 +53,7 @@ def test_places_are_given_in_the_order_of_prompts_and_a_validation_has_its_own(
     pool: EnvironmentWorkers,
 ) -> None:
     async def all_of() -> list[int]:
-        client, opened = EnvironmentClient(pool, max_open=2), list[int]()
+        client, opened = EnvironmentClient(pool, max_environments=2), list[int]()
         order = (5, 6, 9, 3, 8, 4, 7, -1)
         await asyncio.gather(*(episode(client, index, 1, opened) for index in order))
         return opened
@@ -66,7 +66,7 @@ def test_a_cancelled_episode_gives_its_place_back_and_closes_its_environment(
     pool: EnvironmentWorkers,
 ) -> None:
     async def all_of() -> int:
-        client, opened = EnvironmentClient(pool, max_open=1), asyncio.Event()
+        client, opened = EnvironmentClient(pool, max_environments=1), asyncio.Event()
 
         async def stays() -> None:
             async with client.opened((0, 0), "0.0/0", "counting", {"turns": 1}, 7):
@@ -91,7 +91,7 @@ def test_a_host_that_dies_is_an_answer_and_the_next_episode_has_another(pool: En
         async with client.opened((0, 0), "0.0/0", "counting", {"turns": 2}, 7) as environment:
             await environment.opening()
             asked = asyncio.ensure_future(environment.step("hello"))
-            for host in children("mrl.agents.host"):
+            for host in children("mrl.agents.environment_host"):
                 host.kill()
             lost = await asked
             if lost.fault is None:  # it had answered before

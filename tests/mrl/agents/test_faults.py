@@ -63,7 +63,7 @@ def test_faults_are_counted_and_never_scored(episodes: int) -> None:
     deadlines = Deadlines(reset_seconds=STEP_SECONDS, step_seconds=STEP_SECONDS, close_seconds=1.0)
     with EnvironmentWorkers({"faulty": EnvironmentSpec(FILE + "Faulty")}, deadlines) as pool:
         played(pool, [""] * 32, 32)
-        (host,) = children("mrl.agents.host")
+        (host,) = children("mrl.agents.environment_host")
         before = held(host.pid)
         found = played(pool, faults, 32)
         grown = held(host.pid) - before

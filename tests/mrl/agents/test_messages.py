@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_messages import call_message, opening_message, read_call, read_opening
 from mrl.agents.environment_registry import EnvironmentSpec
-from mrl.agents.host_messages import call_message, opening_message, read_call, read_opening
 from mrl.errors import ConfigError
 
 

@@ -61,7 +61,7 @@ def begun(pool: EnvironmentWorkers, key: str, environment: str, **task: Any) -> 
 
 def hosts() -> set[psutil.Process]:
     """Of all pools of this process: numbers of processes begin anew, so that the last one need not be the youngest."""
-    return {*children("mrl.agents.host")}
+    return {*children("mrl.agents.environment_host")}
 
 
 def test_an_episode_from_reset_to_done(pool: EnvironmentWorkers) -> None:

@@ -119,7 +119,7 @@ def test_an_episode_that_is_given_up_leaves_no_process() -> None:
         assert pool.poll(120.0)[0].fault is None
         pool.step("key", "", [ToolCall("python", {"code": "1"})])
         assert pool.poll(120.0)[0].messages[0]["content"] == "1\n"
-        (host,) = children("mrl.agents.host")
+        (host,) = children("mrl.agents.environment_host")
         below = host.children(recursive=True)
         pool.step("key", "", [ToolCall("python", {"code": "while True: pass"})])
         pool.close("key")

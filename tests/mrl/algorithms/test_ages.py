@@ -143,15 +143,15 @@ def test_ages_are_counted_over_the_tokens_of_the_policy() -> None:
     ]
     groups = make_groups(samples)
     assert largest_staleness(groups, 3) == {
-        "policy/age_steps": 2.0,
-        "policy/aged_token_frac": pytest.approx(4 / 11),
-        "group/aged_frac": 0.5,
+        "policy/staleness_max": 2.0,
+        "policy/stale_token_frac": pytest.approx(4 / 11),
+        "group/stale_frac": 0.5,
     }
     found = staleness_metrics(groups, 3)
-    assert found["policy/age_mean"] == pytest.approx(5 / 11)
-    fractions = {age: found[f"policy/age_frac/{age}"] for age in (0, 1, 2)}
+    assert found["policy/staleness_mean"] == pytest.approx(5 / 11)
+    fractions = {age: found[f"policy/staleness_frac/{age}"] for age in (0, 1, 2)}
     assert fractions == pytest.approx({0: 7 / 11, 1: 3 / 11, 2: 1 / 11})
-    assert largest_staleness([], 3)["policy/age_steps"] == 0.0 and staleness_metrics([], 3) == {}
+    assert largest_staleness([], 3)["policy/staleness_max"] == 0.0 and staleness_metrics([], 3) == {}
 
 
 @pytest.mark.parametrize("versions", [[[3, 3], [3]], [[5, 5], [5]], [[1, 1], [1]], [[2, 3], [3]], [[], []]])

@@ -31,7 +31,16 @@ def test_golden(golden, section, variant) -> None:
 def test_reasons() -> None:
     rewards = [[1, 1], [0, 0], [0.5, 0.5], [0, 1], [1], [np.nan, np.nan], [np.nan, 1, 0], [0.9, 0.9 + 1e-9]]
     found = decide(SPREAD, [np.array(r, float) for r in rewards])
-    names = ["all_correct", "all_wrong", "no_spread", "kept", "all_correct", "no_reward", "kept", "no_spread"]
+    names = [
+        "all_correct",
+        "all_incorrect",
+        "no_spread",
+        "kept",
+        "all_correct",
+        "no_reward",
+        "kept",
+        "no_spread",
+    ]
     assert [d.value for d in found] == names
     both = FilterSection(mean_range=(0.2, 0.8))
     assert decide(both, [np.array([0, 0, 0, 0, 0, 1.0]), np.array([0, 1.0])]) == [
@@ -51,7 +60,7 @@ def test_rates_divide_groups_by_groups(golden) -> None:
     assert metrics["group/kept_frac"] == case.expected["groups kept / prompts consumed"]
     assert metrics["group/generated"] == case.inputs["prompts_consumed"]
     assert metrics["group/kept"] == case.inputs["groups_kept"]
-    assert metrics["group/all_correct_frac"] == metrics["group/all_wrong_frac"] == 0.25
+    assert metrics["group/all_correct_frac"] == metrics["group/all_incorrect_frac"] == 0.25
     assert metrics["group/kept_frac/code"] == 1.0
     assert metrics["group/kept_frac/maths"] == pytest.approx(1 / 3)
     assert DecisionCounts().metrics() == {"group/generated": 0.0}

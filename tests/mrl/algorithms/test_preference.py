@@ -95,7 +95,7 @@ def test_the_gradients_are_the_published_ones() -> None:
 )
 def test_kto_is_the_published_one(case: str, weights: tuple[float, float]) -> None:
     expected, z = CASES["kto"][case]
-    section = ObjectiveSection(name="kto", wanted_weight=weights[0], unwanted_weight=weights[1])
+    section = ObjectiveSection(name="kto", desirable_weight=weights[0], undesirable_weight=weights[1])
     chosen, rejected = sides()
     both = Side(*(torch.cat([getattr(s, name) for s in (chosen, rejected)]) for name in Side.__slots__))
     wanted = torch.tensor([True, True, False, False])

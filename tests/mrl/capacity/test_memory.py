@@ -318,7 +318,7 @@ def test_what_a_step_moves_through_the_object_store_is_counted_by_its_arrays() -
     hardware, words = load_hardware("8x80gb"), ["routing.replay=engine"]
     plain, routed, ahead = (
         Estimate(load([CONFIGS / "qwen3_235b_a22b.yaml"], more), hardware)
-        for more in ([], words, [*words, "loop.schedule=stream", "stream.max_age=3"])
+        for more in ([], words, [*words, "loop.schedule=stream", "stream.max_staleness=3"])
     )
     tokens, nodes = plain.work.tokens, plain.config.num_slots // 8
     assert plain.object_store_bytes == pytest.approx(tokens * (TOKEN_BYTES + RESULT_BYTES), abs=2)
@@ -333,10 +333,10 @@ def test_what_a_step_moves_through_the_object_store_is_counted_by_its_arrays() -
 
 def test_groups_that_wait_for_their_step_lie_in_the_drivers_memory() -> None:
     recipe, hardware = CONFIGS / "qwen3_30b_a3b.yaml", load_hardware("8x80gb")
-    ahead = ["loop.schedule=stream", "stream.max_age=3"]
+    ahead = ["loop.schedule=stream", "stream.max_staleness=3"]
 
     def moments(*words: str) -> list[dict[str, int]]:
-        words = (*words, "loop.checkpoint.beside_training=true")
+        words = (*words, "loop.checkpoint.async_save=true")
         return [moment.parts for moment in Estimate(load([recipe], words), hardware).host]
 
     plain, kept = moments(), moments(*ahead)

@@ -38,7 +38,7 @@ def test_a_critic_is_saved_too() -> None:
 
 
 WIDE = "training.optimizer.moments_dtype=float32"
-BESIDE = "loop.checkpoint.beside_training=true"
+BESIDE = "loop.checkpoint.async_save=true"
 
 
 def test_a_save_beside_training_copies_what_a_node_writes() -> None:

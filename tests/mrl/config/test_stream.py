@@ -14,28 +14,28 @@ from mrl.files import CONFIGS
 OWN = ("launch.engine_slots=1", "rollout.tp=1")
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "own slots without age": (
-        ("stream.max_age=0", *OWN),
-        "set max_age to 1 or more, sync_every above 1, or engine_slots 0",
+        ("stream.max_staleness=0", *OWN),
+        "set max_staleness to 1 or more, sync_every above 1, or engine_slots 0",
     ),
     "deterministic with age": (
         ("loop.deterministic=true",),
-        "needs stream.max_age 0, sync_every 1 and no algorithm.filter",
+        "needs stream.max_staleness 0, sync_every 1 and no algorithm.filter",
     ),
     "deterministic with a filter": (
-        ("loop.deterministic=true", "stream.max_age=0", "algorithm.filter={max_rounds: 2}"),
+        ("loop.deterministic=true", "stream.max_staleness=0", "algorithm.filter={max_rounds: 2}"),
         "no algorithm.filter",
     ),
     "a loss without a ratio": (
         ("algorithm.loss={name: reinforce}",),
-        "set algorithm.old_logprobs: decoupled with a correction, choose a loss with a ratio, or max_age 0",
+        "set algorithm.old_logprobs: decoupled with a correction, choose a loss with a ratio, or max_staleness 0",
     ),
     "replaced on the trainer's slots": (
         ("rollout={tp: 1, replace: 1}",),
-        "rollout.replace = 1 with engines on the trainer's slots; set launch.engine_slots, or replace 0",
+        "rollout.max_replacements = 1 with engines on the trainer's slots; set launch.engine_slots, or replace 0",
     ),
     "replaced with routes": (
-        (*OWN, "rollout.replace=1", "routing.replay=engine"),
-        "rollout.replace = 1 with routing.replay = engine",
+        (*OWN, "rollout.max_replacements=1", "routing.replay=engine"),
+        "rollout.max_replacements = 1 with routing.replay = engine",
     ),
     "mode": (("stream.kv_cache=wait",), "Input should be 'recompute' or 'keep'"),
     "kept on the trainer's slots": (
@@ -46,15 +46,15 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         (*OWN, "stream.kv_cache=keep", "loop.max_rollout_mismatch=1e-3"),
         "stream.kv_cache = keep with loop.max_rollout_mismatch = 0.001: .*set null",
     ),
-    "age": (("stream.max_age=-1",), "greater than or equal to 0"),
+    "age": (("stream.max_staleness=-1",), "greater than or equal to 0"),
 }
 ALLOWED = {
     "kept": (*OWN, "stream.kv_cache=keep", "loop.max_rollout_mismatch=null"),
-    "mode b": ("stream={max_age: 0, sync_every: 2}", *OWN),
+    "mode b": ("stream={max_staleness: 0, sync_every: 2}", *OWN),
     "decoupled": (
         "algorithm={loss: {name: reinforce}, old_logprobs: decoupled, correction: {kind: truncated}}",
     ),
-    "deterministic": ("loop.deterministic=true", "stream.max_age=0"),
+    "deterministic": ("loop.deterministic=true", "stream.max_staleness=0"),
 }
 
 
@@ -76,6 +76,6 @@ def test_what_is_close_to_it_is_allowed(words: tuple[str, ...]) -> None:
 
 def test_a_section_that_nobody_reads_and_an_unknown_schedule_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"stream is only read with loop\.schedule = stream"):
-        loaded("loop.schedule=on_policy", "stream.max_age=2")
+        loaded("loop.schedule=on_policy", "stream.max_staleness=2")
     with pytest.raises(ConfigError, match=r"unknown schedule 'async': .*known: on_policy, stream"):
         loaded("loop.schedule=async")

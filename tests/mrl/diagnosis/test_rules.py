@@ -35,14 +35,14 @@ MADE = {
     "entropy_collapsed": {
         "policy/entropy": (0.05, 0.01),
         "rollout/distinct_frac": (0.2, 0.13),
-        "group/all_wrong_frac": (0.5, 0.5),
+        "group/all_incorrect_frac": (0.5, 0.5),
         "reward/mean": (0.5, 0.5),
         "val/reward": (0.52, 0.52),
     },
     "data_solved": {"group/degenerate_samples_frac": (0.95, 1.0), "group/all_correct_frac": (0.9, 1.0)},
     "no_gradient": {
         "group/degenerate_samples_frac": (0.95, 1.0),
-        "group/all_wrong_frac": (0.9, 0.9),
+        "group/all_incorrect_frac": (0.9, 0.9),
         "group/all_correct_frac": (0.05, 0.05),
     },
     "verifier_silent": {"reward/no_reward_frac": (0.04, 0.05)},
@@ -111,7 +111,7 @@ def test_a_verifier_that_says_one_thing_from_the_start_is_named() -> None:
 
 def test_rows_that_were_solved_before_the_run_are_told_from_a_verifier_that_says_one_thing() -> None:
     solved = {"reward/mean": 1.0, "reward/min": 1.0, "group/degenerate_samples_frac": 1.0}
-    solved |= {"group/all_correct_frac": 1.0, "group/all_wrong_frac": 0.0, "val/reward": 0.4}
+    solved |= {"group/all_correct_frac": 1.0, "group/all_incorrect_frac": 0.0, "val/reward": 0.4}
     rows = [row | {name: value for name, value in solved.items() if name in row} for row in made()]
     assert names(rows) == ["data_solved"]
     assert names([row | {"val/reward": 1.0} for row in rows])[0] == "verifier_silent", "it passes all"

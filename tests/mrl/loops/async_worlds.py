@@ -238,10 +238,12 @@ class World:
                 version = 0 if checkpoint is None else checkpoint[0]
                 self.trained = {} if checkpoint is None else self.trained
 
-    def _configured(self, batch: int, size: int, max_age: int, sync_every: int, filters: bool) -> Config:
+    def _configured(
+        self, batch: int, size: int, max_staleness: int, sync_every: int, filters: bool
+    ) -> Config:
         config = _config()
         loop = config.loop.model_copy(update={"prompts_per_step": batch, "samples_per_prompt": size})
-        stream = config.stream.model_copy(update={"max_age": max_age, "sync_every": sync_every})
+        stream = config.stream.model_copy(update={"max_staleness": max_staleness, "sync_every": sync_every})
         section = FilterSection(min_reward_range=0.0, max_rounds=1000) if filters else None
         algorithm = config.algorithm.model_copy(update={"filter": section})
         return config.model_copy(update={"loop": loop, "stream": stream, "algorithm": algorithm})
@@ -339,7 +341,7 @@ class World:
                 self.dice.choice(list(pool._clients.values())).give_up("killed")
 
     def _check(self, groups: list[Group], version: int, config: Config, before: dict[str, Sample]) -> None:
-        bound = config.stream.max_age + config.stream.sync_every - 1
+        bound = config.stream.max_staleness + config.stream.sync_every - 1
         for group in groups:
             index = group.prompt.index
             assert index not in self.trained, f"prompt {index} was trained twice"

@@ -436,7 +436,7 @@ class TableRun:
     def bounded_samples(self) -> list[Sample]:
         """What a stream trained on, with no token older than its settings allow and no seed used for two segments."""
         stream, samples = self._config.stream, []
-        bound = stream.max_age + stream.sync_every - 1
+        bound = stream.max_staleness + stream.sync_every - 1
         for version, groups in enumerate(self.groups, self._first_version):
             for sample in (sample for group in groups for sample in group.samples):
                 ages = version - np.asarray(sample.policy_versions)

@@ -46,7 +46,9 @@ class AdmitsMore(WorldBuffer):
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
-        self._admission = dataclasses.replace(self._admission, max_age=self._admission.max_staleness + 1)
+        self._admission = dataclasses.replace(
+            self._admission, max_staleness=self._admission.max_staleness + 1
+        )
 
 
 class BeginsAnew(WorldBuffer):

@@ -21,7 +21,7 @@ from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import TableEnvironments, table_episodes
 
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
-STREAM = ("loop.schedule=stream", "stream.max_age=2")
+STREAM = ("loop.schedule=stream", "stream.max_staleness=2")
 SCHEDULES = {
     "on_policy": (),
     "shared": STREAM,

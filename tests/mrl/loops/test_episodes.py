@@ -97,7 +97,7 @@ def check_tokens(sample: Sample) -> None:
     assert [s.attempt for s in sample.segments] == sorted({s.attempt for s in sample.segments})
 
 
-STREAM = ("loop.schedule=stream", "stream.max_age=2")
+STREAM = ("loop.schedule=stream", "stream.max_staleness=2")
 
 
 @pytest.mark.parametrize("words", [(), STREAM], ids=["on_policy", "stream"])
@@ -388,7 +388,7 @@ def test_no_more_environments_are_open_than_may_be(tmp_path: Path) -> None:
 
     config = config_of(tmp_path, {})
     environments = Counted(faults={"0.1/0": EndedBy.ENV_CRASHED})
-    thread = thread_of(config, environments, max_open=3)
+    thread = thread_of(config, environments, max_environments=3)
     for group in groups_of(thread, config):
         for sample in group.samples:
             check_tokens(sample)
@@ -403,14 +403,14 @@ def test_a_validation_does_not_wait_for_environments_of_interrupted_episodes(tmp
     config = config_of(tmp_path, {})
     engines = served(config)
     engines.tokens_per_step, engines.stops_after = 1, 2
-    thread = thread_of(config, TableEnvironments(), engines, max_open=3)
+    thread = thread_of(config, TableEnvironments(), engines, max_environments=3)
     thread.resume()
     opened = thread.ask(
         lambda: thread._rollouts.start_all(PROMPTS, Sampling.of(config), on_failure=thread.fail)
     )
     while engines.num_steps < 2:
         time.sleep(0.005)
-    assert "waiting for a free environment (agent.max_open = 3)" in thread._rollouts.late(opened[3])
+    assert "waiting for a free environment (agent.max_environments = 3)" in thread._rollouts.late(opened[3])
     thread.pause()
     engines.stops_after = None
     held_out = [dataclasses.replace(prompt, index=-1 - prompt.index) for prompt in PROMPTS[:2]]

@@ -29,13 +29,13 @@ def test_refills_are_whole_rounds_and_what_is_over_serves_the_next_step(tmp_path
     chosen, metrics = script.step()
     assert chosen == [2, 4, 5, 6] and script.asked() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert (metrics["group/rounds"], metrics["group/resampled"], metrics["group/surplus"]) == (2, 4, 1)
-    assert (metrics["group/short"], metrics["rollout/groups"], metrics["policy/age_steps"]) == (0, 4, 0)
+    assert (metrics["group/short"], metrics["rollout/groups"], metrics["policy/staleness_max"]) == (0, 4, 0)
     assert metrics["group/all_correct_frac"] == 3 / 8
     chosen, metrics = script.step(version=1)
     assert chosen == [7, 8, 9, 10], "the surplus comes first, by prompt index"
     assert script.asked()[2:] == [[8, 9, 10, 11]]
-    assert (metrics["policy/age_steps"], metrics["group/aged_frac"]) == (1, 0.25)
-    assert metrics["policy/aged_token_frac"] == 0.25
+    assert (metrics["policy/staleness_max"], metrics["group/stale_frac"]) == (1, 0.25)
+    assert metrics["policy/stale_token_frac"] == 0.25
 
 
 def test_groups_are_chosen_by_prompt_and_never_by_who_finished_first(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import DigitRenderer
 
 STEPS = 8
-STREAM = ("loop.schedule=stream", "stream.max_age=2", f"loop.steps={STEPS}")
+STREAM = ("loop.schedule=stream", "stream.max_staleness=2", f"loop.steps={STEPS}")
 STREAM += ("loop.checkpoint={every_steps: 2, keep: 99}", "loop.phase_deadline_seconds=300")
 RULES = EpisodeRules("game", DigitRenderer(), Limits(8, 200, 200, 4, 1), retries=50, format="json", tools={})
 SECONDS = 800.0

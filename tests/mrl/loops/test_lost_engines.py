@@ -14,7 +14,7 @@ from mrl.rollout.request import Completion, GenerationRequest
 from tests.mrl.loops.table_policy import TableEngines, TableRun, config_of
 
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
-OWN = ("loop.schedule=stream", "launch.engine_slots=1", "rollout.tp=1", "rollout.replace=99")
+OWN = ("loop.schedule=stream", "launch.engine_slots=1", "rollout.tp=1", "rollout.max_replacements=99")
 
 
 class Mortal:
@@ -43,7 +43,7 @@ class Mortal:
 
 @pytest.mark.parametrize(
     "words",
-    [("stream={max_age: 2, sync_every: 2}",), ("stream={max_age: 1, sync_every: 3}",)],
+    [("stream={max_staleness: 2, sync_every: 2}",), ("stream={max_staleness: 1, sync_every: 3}",)],
     ids=str,
 )
 def test_each_prompt_once_whatever_engines_are_lost(words: tuple[str, ...], tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from mrl.errors import NumericError
+from mrl.loops.group_filter import trainable
 from mrl.loops.nan_guard import BadNumbers, check_batch, check_finite_rewards, check_update
-from mrl.loops.screen import trainable
 from mrl.observe.samples_log import write_named
 from mrl.samples import (
     Group,

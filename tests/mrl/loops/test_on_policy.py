@@ -42,8 +42,8 @@ def test_surplus_groups_are_trained_against_the_policy_that_sampled_them(tmp_pat
         assert row["policy/ratio_max"] == pytest.approx(ratio.max(), rel=1e-5)
         assert row["policy/clip_frac_high"] == pytest.approx((up & (ratio > 1.03)).mean(), abs=1e-6)
         assert row["policy/clip_frac_low"] == pytest.approx((~up & (ratio < 0.98)).mean(), abs=1e-6)
-        assert row["policy/aged_token_frac"] == pytest.approx(old.mean())
-        assert row["policy/age_steps"] == (version - versions).max()
+        assert row["policy/stale_token_frac"] == pytest.approx(old.mean())
+        assert row["policy/staleness_max"] == (version - versions).max()
         assert row["policy/rollout_logprob_diff_max"] < 1e-5, "an earlier version is no mismatch"
         assert row.get("policy/rollout_difference_max", 0.0) < 1e-5
         aged += old.any()
@@ -318,7 +318,7 @@ def test_steps_are_read_one_by_one_and_stopped_by_their_reader(tmp_path: Path) -
     assert state["next_step"] == 3
 
 
-BESIDE = "loop.checkpoint={every_steps: 1, keep: 9, beside_training: true}"
+BESIDE = "loop.checkpoint={every_steps: 1, keep: 9, async_save: true}"
 
 
 @pytest.mark.parametrize("writes_slowly", [False, True])

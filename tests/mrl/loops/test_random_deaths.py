@@ -16,10 +16,10 @@ FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
 STREAM = "loop.schedule=stream"
 OWN = ("launch.engine_slots=1", "rollout.tp=1")
 SETTINGS = {
-    "shared": (STREAM, "stream.max_age=2", "loop.checkpoint={every_steps: 2, keep: 99}"),
+    "shared": (STREAM, "stream.max_staleness=2", "loop.checkpoint={every_steps: 2, keep: 99}"),
     "own, beside": (
-        *(STREAM, *OWN, "stream={max_age: 1, sync_every: 2}"),
-        "loop.checkpoint={every_steps: 2, keep: 99, beside_training: true}",
+        *(STREAM, *OWN, "stream={max_staleness: 1, sync_every: 2}"),
+        "loop.checkpoint={every_steps: 2, keep: 99, async_save: true}",
     ),
     "on policy": ("loop.checkpoint={every_steps: 2, keep: 99}",),
 }

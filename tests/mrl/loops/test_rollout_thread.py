@@ -15,7 +15,7 @@ import pytest
 from mrl.errors import MrlError, RewardError, RolloutError, WorkerLost
 from mrl.loops import event_thread, rollout_thread
 from mrl.loops.event_thread import EventThread
-from mrl.loops.screen import trainable
+from mrl.loops.group_filter import trainable
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Group, Prompt, Status
 from tests.mrl.loops.scripted import Scripted

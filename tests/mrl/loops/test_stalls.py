@@ -12,7 +12,7 @@ from mrl.errors import RolloutError, WorkerLost
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import TableEnvironments, table_episodes
 
-STREAM = ("loop.schedule=stream", "stream.max_age=1")
+STREAM = ("loop.schedule=stream", "stream.max_staleness=1")
 OWN = (*STREAM, "launch.engine_slots=1", "rollout.tp=1")
 
 

@@ -53,39 +53,39 @@ def test_without_age_it_is_on_policy_to_the_bit(
     """Weights and every figure of every row, though responses finish at different steps of the engines."""
     plain = finished(tmp_path, *words, algorithm=algorithm, name="plain")
     stream = finished(
-        tmp_path, STREAM, "stream.max_age=0", *words, algorithm=algorithm, name="stream", per_step=1
+        tmp_path, STREAM, "stream.max_staleness=0", *words, algorithm=algorithm, name="stream", per_step=1
     )
     assert torch.equal(plain.train.table, stream.train.table)
     for ours, theirs in zip(stream.rows(), plain.rows(), strict=True):
         expected = without_volatile(theirs)
         assert expected.pop("group/rounds") == 1, "a stream has no rounds"
         assert expected == {n: v for n, v in without_volatile(ours).items() if n in expected}
-        assert ours["policy/age_steps"] == 0 and ours["stream/parked"] == 0
+        assert ours["policy/staleness_max"] == 0 and ours["stream/interrupted"] == 0
 
 
 def test_with_the_filter_the_same_groups_are_kept_where_verdicts_agree(tmp_path: Path) -> None:
     """The reward asks for an even first token and the first version draws it, so that the first step is the same."""
     plain = finished(tmp_path, algorithm=FILTER, name="plain")
-    stream = finished(tmp_path, STREAM, "stream.max_age=0", algorithm=FILTER, name="stream", per_step=1)
+    stream = finished(tmp_path, STREAM, "stream.max_staleness=0", algorithm=FILTER, name="stream", per_step=1)
     first = [[group.prompt.index for group in run.groups[0]] for run in (plain, stream)]
     assert first[0] == first[1]
-    assert all(row["policy/age_steps"] == 0 for row in stream.rows())
+    assert all(row["policy/staleness_max"] == 0 for row in stream.rows())
     indices = [group.prompt.index for groups in stream.groups for group in groups]
     assert indices == sorted(set(indices)), "in order, each once"
 
 
 @pytest.mark.parametrize(
-    ("max_age", "sync_every", "own_slots"),
+    ("max_staleness", "sync_every", "own_slots"),
     [(1, 1, False), (2, 1, True), (3, 2, False), (1, 3, True), (0, 2, True)],
 )
 @pytest.mark.parametrize("algorithm", [{}, FILTER], ids=["all", "filter"])
 def test_ages_stay_in_their_bound_and_order_is_that_of_prompts(
-    max_age: int, sync_every: int, own_slots: bool, algorithm: dict[str, Any], tmp_path: Path
+    max_staleness: int, sync_every: int, own_slots: bool, algorithm: dict[str, Any], tmp_path: Path
 ) -> None:
-    words = [f"stream={{max_age: {max_age}, sync_every: {sync_every}}}"]
+    words = [f"stream={{max_staleness: {max_staleness}, sync_every: {sync_every}}}"]
     words += ["launch.engine_slots=1", "rollout.tp=1"] if own_slots else []
     run = finished(tmp_path, STREAM, *words, algorithm=algorithm, per_step=1)
-    bound, seen = max_age + sync_every - 1, 0
+    bound, seen = max_staleness + sync_every - 1, 0
     for version, groups in enumerate(run.groups):
         for sample in (s for g in groups for s in g.samples):
             ages = version - sample.policy_versions
@@ -99,7 +99,7 @@ def test_ages_stay_in_their_bound_and_order_is_that_of_prompts(
     indices = [group.prompt.index for groups in run.groups for group in groups]
     assert indices == sorted(set(indices))
     rows = run.rows()
-    assert [row["policy/age_steps"] for row in rows] == [
+    assert [row["policy/staleness_max"] for row in rows] == [
         float(max((v - s.policy_versions).max() for g in groups for s in g.samples)) if groups else 0.0
         for v, groups in enumerate(run.groups)
     ]
@@ -109,10 +109,10 @@ def test_ages_stay_in_their_bound_and_order_is_that_of_prompts(
 
 def test_what_is_parked_goes_on_and_nothing_is_lost(tmp_path: Path) -> None:
     """Responses of several versions are trained; the first of their segments are those that were parked."""
-    run = finished(tmp_path, STREAM, "stream.max_age=3", per_step=1)
+    run = finished(tmp_path, STREAM, "stream.max_staleness=3", per_step=1)
     samples = [s for groups in run.groups for g in groups for s in g.samples]
     assert sum(len(s.segments) > 1 for s in samples) > 5
-    assert sum(row["stream/parked"] for row in run.rows()) > 20
+    assert sum(row["stream/interrupted"] for row in run.rows()) > 20
     ids = [s.sample_id for s in samples]
     assert len(ids) == len(set(ids)) == 12 * 16
 
@@ -120,17 +120,19 @@ def test_what_is_parked_goes_on_and_nothing_is_lost(tmp_path: Path) -> None:
 def test_steps_follow_each_other_without_a_sync_while_their_groups_are_there(tmp_path: Path) -> None:
     """The engines give their memory away once for three steps; a checkpoint brings the sync forward."""
     run = TableRun(
-        config_of(tmp_path, {}, STREAM, "stream={max_age: 1, sync_every: 3}", "loop.steps=11", *SAVE_AT_FIVE)
+        config_of(
+            tmp_path, {}, STREAM, "stream={max_staleness: 1, sync_every: 3}", "loop.steps=11", *SAVE_AT_FIVE
+        )
     )
     assert run.finished() == "done"
     synced = run.engines.synced
     assert synced[:2] == [0, 3] and {5, 10, 11} <= set(synced) and len(synced) < 11
-    assert max(row["policy/age_steps"] for row in run.rows()) <= 3
+    assert max(row["policy/staleness_max"] for row in run.rows()) <= 3
 
 
 PROMPT = Prompt(0, np.zeros(1, np.int32), "", None)
 """In the place of those that a group's bytes do not have."""
-SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "stream.max_age=2", STREAM)
+SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "stream.max_staleness=2", STREAM)
 
 
 def after_four_steps(folder: Path, setting: str) -> tuple[TableRun, dict[str, Any]]:
@@ -210,14 +212,14 @@ def test_groups_with_routes_are_asked_anew_by_a_resumed_run(tmp_path: Path) -> N
 
 
 def test_a_run_that_stops_pauses_and_saves(tmp_path: Path) -> None:
-    run = TableRun(config_of(tmp_path, {}, STREAM, "stream.max_age=2"), should_stop=lambda: "SIGINT")
+    run = TableRun(config_of(tmp_path, {}, STREAM, "stream.max_staleness=2"), should_stop=lambda: "SIGINT")
     run.engines.tokens_per_step = 1
     assert run.finished() == "SIGINT"
     assert run.engines.paused and [s["next_step"] for s, _ in run.train.saved.values()] == [2]
 
 
 def test_a_deadline_names_the_oldest_group(tmp_path: Path) -> None:
-    words = ("stream.max_age=1", "loop.phase_deadline_seconds=0.1")
+    words = ("stream.max_staleness=1", "loop.phase_deadline_seconds=0.1")
     run = TableRun(config_of(tmp_path, {}, STREAM, *words))
     run.engines.stops_after = 0
     run.loop.start()
@@ -231,7 +233,7 @@ def test_a_deadline_names_the_oldest_group(tmp_path: Path) -> None:
 def test_who_is_waited_for_is_told_of_the_oldest_group_that_is_not_ready(tmp_path: Path) -> None:
     """The oldest group of all is ready, and the next one lacks its verdicts; then engines stand still, then the trainer does
     not come. A row tells the shares."""
-    run = TableRun(config_of(tmp_path, {}, STREAM, "stream.max_age=1"))
+    run = TableRun(config_of(tmp_path, {}, STREAM, "stream.max_staleness=1"))
     run.rewards.keeps_back = lambda name: not name.startswith("0.")  # type: ignore[method-assign]
     run.engines.stops_after = 0
     run.loop.start()

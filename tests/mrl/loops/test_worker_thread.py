@@ -26,8 +26,8 @@ from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.engine_client import Address
 from mrl.rollout.engine_loop import EngineLoop
 from mrl.rollout.engine_pool import EnginePool
+from mrl.rollout.engine_process import EngineProcess
 from mrl.rollout.engine_server import EngineServer
-from mrl.rollout.part import EngineProcess
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
 from mrl.trajectories import worker_messages

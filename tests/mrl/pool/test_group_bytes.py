@@ -9,7 +9,7 @@ import numpy as np
 from mrl.config.root import Config
 from mrl.data.prompt_stream import PromptStream
 from mrl.pool.group_bytes import size_of
-from mrl.pool.room import admission_rule, max_buffer_bytes
+from mrl.pool.quota import admission_rule, max_buffer_bytes
 from mrl.samples import Group, Prompt
 from mrl.trajectories.group_messages import encode_group
 from tests.mrl.loops.table_policy import config_of

@@ -7,12 +7,12 @@ import pytest
 
 from mrl.errors import RewardError
 from mrl.processes.own_time import Allowance, OwnTimeClock
-from mrl.rewards.code import examiner
+from mrl.rewards.code import run_tests
 from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.code_verifier import verify_program
-from mrl.rewards.code.exam import TestRun
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.program import program_in
+from mrl.rewards.code.program_tests import TestRun
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from tests.support.programs import misjudged
 from tests.support.verifier_cases.case import take
@@ -153,7 +153,7 @@ class Gone:
 def test_processes_end_with_their_exams() -> None:
     before = {child.pid for child in psutil.Process().children()}
     for _ in range(3):
-        result = examiner.run_in_process(
+        result = run_tests.run_in_process(
             TestRun(asserts("candidate(1)")), Gone(), PATIENT, Allowance.of(60.0)
         )  # type: ignore[arg-type]
         assert result == (0, Outcome.FORBIDDEN, "at the first call")

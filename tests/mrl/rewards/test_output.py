@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrl.rewards.code.output import same_output
+from mrl.rewards.code.compare_output import same_output
 
 SAME = [
     ("3\n", "3"), ("3  \n\n", "3"), ("\n3", "3"), ("1 2", "1  2 "), ("1\t2", "1 2"), ("2.0", "2"), ("2", "2.0"), ("+2", "2"),

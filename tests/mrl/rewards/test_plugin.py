@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mrl.errors import ConfigError, RewardError
-from mrl.own_code import place_of
 from mrl.rewards.contract import GroupVerifier, RewardRequest, Verifier
 from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.rewards.plugins.plugin_verifier import load_plugin
 from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
 from mrl.samples import VerdictKind
+from mrl.user_code import place_of
 from tests.support.plugin_rewards import PLUGINS
 
 STYLES = {

@@ -18,7 +18,7 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, PeerLost
 from mrl.rollout import vllm_start
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.part import EngineProcess
+from mrl.rollout.engine_process import EngineProcess
 from mrl.rollout.request import Completion, GenerationRequest, join_completions, next_request
 from mrl.samples import Status
 from tests.engines import EngineHost

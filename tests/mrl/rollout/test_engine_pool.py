@@ -24,7 +24,7 @@ from mrl.rollout import engine_messages, engine_server
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.engine_client import EngineClient, EngineLost
 from mrl.rollout.engine_pool import EnginePool, PauseTotals
-from mrl.rollout.part import EngineProcess
+from mrl.rollout.engine_process import EngineProcess
 from mrl.rollout.request import Completion, GenerationRequest, Sampling
 from mrl.samples import Prompt
 from tests.engines import EngineHost

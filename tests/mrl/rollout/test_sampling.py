@@ -17,7 +17,7 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer, uses_fast_detoken
 from mrl.config.sections.rollout import RolloutSection
 from mrl.data.tokenise import decoder
 from mrl.prepare.tokenizer import write_characters
-from mrl.rollout import exchange
+from mrl.rollout import vllm_convert
 from mrl.rollout.request import Completion, GenerationRequest
 from mrl.samples import Status
 from tests.engines import ENGINE_SHAPE, EngineHost
@@ -174,9 +174,9 @@ def test_the_text_of_a_response_that_continues_is_that_of_one_request(kind: str)
     )
     for cut in range(len(own)):
         request = GenerationRequest("1.0", prompt, 1, 99, own_tokens=own[:cut])
-        parameters = exchange.sampling_params(request, stop=(), texts=("2 語",))
+        parameters = vllm_convert.sampling_params(request, stop=(), texts=("2 語",))
         state = goes_on(tokenizer, request, parameters)
-        exchange.restore_detokenizer(state, tokenizer, parameters, request)
+        vllm_convert.restore_detokenizer(state, tokenizer, parameters, request)
         stops = [state.detokenizer.update([token], False) for token in own[cut:].tolist()]
         assert stops == [None] * (len(own) - cut - 1) + ["2 語"]
         assert state.detokenizer.output_text == "x √, "

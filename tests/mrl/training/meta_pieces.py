@@ -44,13 +44,13 @@ from mrl.models.megatron.replay import ReplayedRouting
 from mrl.models.rope import Rope
 from mrl.routes import RouteRows, Routes
 from mrl.samples import TrainBatch
+from mrl.training.device_microbatch import DeviceMicrobatch
 from mrl.training.divergence import Vocabulary
-from mrl.training.lessons import TargetsOfTeachers
 from mrl.training.output_layer import OutputLayer
 from mrl.training.packing import pack_microbatches
 from mrl.training.passes import Passes
-from mrl.training.prepared import DeviceMicrobatch
 from mrl.training.replay import Replay
+from mrl.training.teacher_targets import TargetsOfTeachers
 from tests.support.meta_mode import META
 from tests.tiny_models import random_batch
 

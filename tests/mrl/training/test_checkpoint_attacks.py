@@ -17,7 +17,7 @@ import torch
 
 from mrl.cli import main
 from mrl.errors import CheckpointError
-from mrl.training.checkpoint import checkpoint_folder, closed_pickle, plain_values
+from mrl.training.checkpoint import checkpoint_folder, plain_values, restricted_pickle
 from mrl.training.checkpoint.checkpoint_folder import MANIFEST
 from tests.golden_run import STEP, write_golden_model, write_run
 from tests.mrl.training.make_golden import GOLDEN, SHAPE
@@ -49,7 +49,7 @@ def in_index(checkpoint: Path, mark: Path) -> None:
 
 def in_common_state(checkpoint: Path, mark: Path) -> None:
     """In what all ranks share, which lies between the tensors."""
-    index = closed_pickle.read_index(checkpoint)
+    index = restricted_pickle.read_index(checkpoint)
     (place,) = [each for name, each in index.storage_data.items() if name.fqn.startswith("common_state")]
     data = saved([Attack(mark)])
     path = checkpoint / place.relative_path

@@ -12,10 +12,10 @@ import torch
 
 from mrl.resharding.planner.slot_plan import SlotMessage, SlotPart, WindowPart
 from mrl.resharding.transfer.collectives import RankGroup
+from mrl.resharding.wire.bucket_messages import digest_in, with_digests, with_trailers
 from mrl.resharding.wire.mesh import Outgoing
 from mrl.resharding.wire.mesh_link import TrainerMesh
 from mrl.resharding.wire.messages import BucketMessage
-from mrl.resharding.wire.parcels import digest_in, with_digests, with_trailers
 
 
 class PeerTransport:

@@ -20,7 +20,7 @@ def kept_settings(config: Config) -> dict[str, Any]:
         "agent": _episodes(config.agent),
         "loop.prompts_per_step": config.loop.prompts_per_step,
         "loop.samples_per_prompt": config.loop.samples_per_prompt,
-        "stream.max_age": config.stream.max_age,
+        "stream.max_staleness": config.stream.max_staleness,
         "stream.sync_every": config.stream.sync_every,
     }
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mrl.loops.alikeness import response_similarity
+from mrl.loops.response_similarity import response_similarity
 from mrl.samples import Sample
 from tests.support.samples import make_groups, make_sample, verdict_of
 

@@ -24,12 +24,12 @@ from mrl.data.load_rows import Dataset
 from mrl.data.prompt_stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import OwnRay, cluster, has_gpus
-from mrl.launch.cluster.overdue import DriverWatchdog
+from mrl.launch.cluster.driver_watchdog import DriverWatchdog
 from mrl.launch.commands.check import Inputs, check_run
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
-from mrl.launch.workers.acting import EnvironmentRules
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.deaths import quiet_ray_deaths
+from mrl.launch.workers.environments import EnvironmentRules
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_workers import check_rewards, reward_pool
 from mrl.launch.workers.rollout_group import RolloutGroup
@@ -43,8 +43,8 @@ from mrl.loops.recorder import Recorder
 from mrl.loops.rollout_thread import RolloutThread, in_this_process
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
+from mrl.observe.driver_memory import tune_driver_memory
 from mrl.observe.phases import Event, PhaseClock
-from mrl.observe.settled import tune_driver_memory
 from mrl.observe.token_values import Pieces
 from mrl.rewards.pool.engines import RewardEngines
 from mrl.rollout.engine_pool import EnginePool

@@ -9,7 +9,7 @@ import pytest
 
 from mrl.errors import DataError
 from mrl.observe.samples_log import row_of
-from mrl.report.transcripts import samples_text
+from mrl.report.samples_text import samples_text
 from mrl.samples import Transcript, Turn
 from tests.support.samples import make_groups, make_sample, verdict_of
 

@@ -43,12 +43,10 @@ class AuditAgreement:
         wrong = [says for says, right in newest if not right]
         metrics = {
             "reward/agreement": _agreed(seen) / len(seen),
-            "reward/witnessed": float(len(seen)),
+            "reward/audited": float(len(seen)),
             "reward/agreement_fell": float(bool(warning)),
         }
-        return metrics | (
-            {"reward/wrong_taken_for_right_frac": sum(wrong) / len(wrong)} if wrong else {}
-        ), warning
+        return metrics | ({"reward/false_positive_frac": sum(wrong) / len(wrong)} if wrong else {}), warning
 
     def _seen(self, sample: Sample) -> Iterator[Seen]:
         """Yield one pair per audit verifier that checked the sample."""

@@ -10,7 +10,7 @@ import warnings
 from mrl.compile_cache import use_own_compile_cache
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import RolloutError
-from mrl.rollout.part import EngineProcess
+from mrl.rollout.engine_process import EngineProcess
 
 
 def prepare(
@@ -19,7 +19,7 @@ def prepare(
     """Set the variables that vLLM reads; call it before vLLM's first import in this process."""
     if "vllm" in sys.modules and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
         raise RolloutError(
-            "vllm was imported before mrl.rollout.environment.prepare, whose settings it would not read; "
+            "vllm was imported before mrl.rollout.vllm_environment.prepare, whose settings it would not read; "
             "create the RolloutEngine in its own process, before anything imports vllm"
         )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from mrl.errors import CheckpointError, ConfigError
-from mrl.loops.resuming import kept_settings, require_resumable
+from mrl.loops.resume_check import kept_settings, require_resumable
 from mrl.report.audit import audit, audit_text
 from mrl.training.checkpoint.checkpoint_folder import EXTRA_FILE, candidates, read_extra
 from mrl.trajectories.group_messages import encode_group
 from tests.mrl.loops.table_policy import TableRun, config_of
 
 SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "loop.phase_deadline_seconds=60")
-STREAM = ("loop.schedule=stream", "stream.max_age=3")
+STREAM = ("loop.schedule=stream", "stream.max_staleness=3")
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
 
 
@@ -60,7 +60,7 @@ def test_a_smaller_batch_says_how_old_tokens_become(tmp_path: Path, caplog: pyte
     )
     assert told, caplog.text
     until, age = map(int, told.groups())
-    ages = {row["step"]: row["policy/age_steps"] for row in again.rows() if row["step"] > 3}
+    ages = {row["step"]: row["policy/staleness_max"] for row in again.rows() if row["step"] > 3}
     assert 3 < max(ages.values()) <= age, ages
     assert all(ages[step] <= 3 for step in ages if step > until)
 

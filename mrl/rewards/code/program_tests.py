@@ -1,6 +1,6 @@
 """Test run: a task's test or cases on a candidate's return values. Only this code reads values of a policy.
 
-It runs in a process that is killed at its deadline (`mrl.rewards.code.examiner`), so that a value that makes
+It runs in a process that is killed at its deadline (`mrl.rewards.code.run_tests`), so that a value that makes
 the test hang, fill the memory or crash costs only its own sample. A candidate's exception reaches the test
 only if the test names its type, and never as one that ends a loop in Python; any other ends the run uncaught.
 """

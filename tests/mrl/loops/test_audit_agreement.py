@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from mrl.loops.witnesses import STEPS, AuditAgreement
+from mrl.loops.audit_agreement import STEPS, AuditAgreement
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
 
@@ -40,9 +40,9 @@ def test_agreement_counts_what_a_witness_looked_at() -> None:
     metrics, said = AuditAgreement(section()).look([Group(Prompt(0, ONE, "", "12"), tuple(samples))])
     assert metrics == {
         "reward/agreement": 2 / 3,
-        "reward/witnessed": 3.0,
+        "reward/audited": 3.0,
         "reward/agreement_fell": 0.0,
-        "reward/wrong_taken_for_right_frac": 0.5,
+        "reward/false_positive_frac": 0.5,
     }
     assert not said
     assert AuditAgreement(section()).look([Group(Prompt(0, ONE, "", "12"), (sample(0, 1.0, None),))]) == (

@@ -14,10 +14,10 @@ from mrl.config.root import Config
 from mrl.config.sections.algorithm import FilterSection
 from mrl.errors import RewardError
 from mrl.loops import nan_guard
-from mrl.loops.alikeness import response_similarity
+from mrl.loops.audit_agreement import AuditAgreement
 from mrl.loops.episode_metrics import episode_metrics
+from mrl.loops.response_similarity import response_similarity
 from mrl.loops.staleness import largest_staleness, newest_version
-from mrl.loops.witnesses import AuditAgreement
 from mrl.observe.ledger_log import InFlightPrompts
 from mrl.pool.ledger import GroupEnd
 from mrl.samples import Group, Sample, Status, VerdictKind
@@ -157,7 +157,7 @@ class GroupFilter:
         text = (
             f"dynamic sampling found {num_groups} of {wanted} groups in {effort}; "
             f"{metrics.get('group/all_correct_frac', 0.0):.0%} of groups all correct, "
-            f"{metrics.get('group/all_wrong_frac', 0.0):.0%} all incorrect"
+            f"{metrics.get('group/all_incorrect_frac', 0.0):.0%} all incorrect"
         )
         log.warning("%s; training on fewer", text)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mrl.agents import guest
+from mrl.agents import environment_process
 from mrl.agents.environment_limits import Deadlines
 from mrl.processes.channel import ErrorTail
 from mrl.processes.forked_child import ForkedChild
@@ -54,7 +54,7 @@ class EnvironmentProcess(ForkedChild):
                 os.close(descriptor)
             limit = deadlines.memory_mib * 2**20
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-            guest.serve(make, requests, replies)
+            environment_process.serve(make, requests, replies)
 
         self.key, self._deadlines = key, deadlines
         super().__init__(serve, limit=deadlines.answer_kib * 1024)

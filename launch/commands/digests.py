@@ -8,9 +8,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from mrl.own_code import search_path
 from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.training.checkpoint.checkpoint_folder import digests, file_digest
+from mrl.user_code import search_path
 
 _OF_A_TOKENIZER = frozenset({".json", ".jinja", ".txt", ".model", ".py"})
 

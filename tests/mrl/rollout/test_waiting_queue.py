@@ -7,7 +7,7 @@ import pytest
 
 from mrl.rollout.request import GenerationRequest
 from mrl.rollout.seeds import sample_of
-from mrl.rollout.waiting import ALL, NOTHING, TRAINING, WaitingQueue
+from mrl.rollout.waiting_queue import ALL, NOTHING, TRAINING, WaitingQueue
 
 
 def queue_of(*names: str) -> WaitingQueue:

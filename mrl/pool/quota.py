@@ -14,7 +14,7 @@ def admission_rule(config: Config) -> Admission:
     limit = batch if section is None else min(section.max_rounds * batch, MOST_PROMPTS)
     return Admission(
         batch=batch,
-        max_staleness=config.stream.max_age,
+        max_staleness=config.stream.max_staleness,
         sync_every=config.stream.sync_every,
         max_dropped=max(0, limit - batch),
     )

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection
+from mrl.data.find_row import find_row
 from mrl.data.load_rows import load_data
-from mrl.data.pick import find_row
 from mrl.errors import DataError
 from mrl.rewards.kinds.reward_section import RewardSection
 

@@ -16,8 +16,8 @@ from mrl.processes.forked_child import ForkedChild
 from mrl.processes.own_time import Allowance, OwnTimeClock
 from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.code_rules import CodeRules
-from mrl.rewards.code.exam import MAX_QUESTION_BYTES, Channel, TestRun
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
+from mrl.rewards.code.program_tests import MAX_QUESTION_BYTES, Channel, TestRun
 
 _TEST = "the test of what was returned"
 

@@ -21,8 +21,8 @@ import numpy as np
 from mrl.agents.answer import NAMED, EnvironmentFault, is_reward
 from mrl.agents.environment import EpisodeEnded, Step
 from mrl.agents.tool_calls import ToolCall
-from mrl.own_code import place_of
 from mrl.processes.framing import frame, read_frame
+from mrl.user_code import place_of
 
 
 class _Wrong(Exception):

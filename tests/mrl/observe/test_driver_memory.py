@@ -8,7 +8,7 @@ PROGRAM = """
 import resource
 import sys
 
-from mrl.observe.settled import settle
+from mrl.observe.driver_memory import settle
 
 if sys.argv[1] == "settled":
     settle()
@@ -39,7 +39,7 @@ KEEPING = """
 import gc
 import sys
 
-from mrl.observe.settled import settle
+from mrl.observe.driver_memory import settle
 
 if sys.argv[1] == "settled":
     settle()

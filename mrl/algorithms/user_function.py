@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mrl.errors import ConfigError
-from mrl.own_code import find_callable
+from mrl.user_code import find_callable
 
 
 def user_function(

@@ -1,4 +1,4 @@
-"""Host of one environment: `python -m mrl.agents.host PARENT_PID`.
+"""Host of one environment: `python -m mrl.agents.environment_host PARENT_PID`.
 
 consumes      JSON frames on stdin, a pipe (host_messages.py): EnvironmentSpec and Deadlines, then calls
 produces      JSON frames on the former stdout: {"ready"} or {"broken"}, then one reply per call
@@ -23,9 +23,9 @@ from typing import Any
 
 from mrl.agents.answer import EnvironmentFault
 from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_messages import read_call, read_opening
 from mrl.agents.environment_registry import find_environment
-from mrl.agents.handle import EnvironmentProcess
-from mrl.agents.host_messages import read_call, read_opening
+from mrl.agents.process_handle import EnvironmentProcess
 from mrl.errors import ConfigError
 from mrl.processes.channel import Outbox, read_some, take_over_stdio
 from mrl.processes.framing import BadReply, FrameBuffer, OversizedReply, frame

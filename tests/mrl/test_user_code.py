@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_process import _Guest
 from mrl.agents.environment_registry import EnvironmentSpec
-from mrl.agents.guest import _Guest
 from mrl.agents.pool import EnvironmentWorkers
-from mrl.own_code import find_callable, place_of, search_path
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.plugin_check import check_plugins
 from mrl.rewards.pool.score_offline import score_offline
+from mrl.user_code import find_callable, place_of, search_path
 from tests.support.own_folder import write_modules_named_as_pythons
 
 MINE = """

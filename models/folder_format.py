@@ -17,7 +17,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from mrl.models import int4, microscaling
+from mrl.models import int4, mxfp4
 from mrl.models.tensors import SCALES, CheckpointTensor
 
 _TEXT, _TEXT_BESIDE_IMAGES = "model.", "model.language_model."
@@ -107,7 +107,7 @@ class FolderFormat:
         return cls(
             beside_images=any(name.startswith(_TEXT_BESIDE_IMAGES) for name in names),
             packed_experts=any(name.endswith(".experts.gate_up_proj") for name in names),
-            microscaled=any(name.endswith(f"_proj{microscaling.BLOCKS}") for name in names),
+            microscaled=any(name.endswith(f"_proj{mxfp4.BLOCKS}") for name in names),
             float8=frozenset(n.removesuffix(SCALES) for n in names if n.endswith(SCALES)),
             int4=frozenset(n.removesuffix(packed) for n in names if n.endswith(f".weight{packed}")),
         )
@@ -125,7 +125,7 @@ class FolderFormat:
         """
         name = self.name(tensor.name)
         if self.is_microscaled(tensor):
-            return [name + microscaling.BLOCKS, name + microscaling.SCALES]
+            return [name + mxfp4.BLOCKS, name + mxfp4.SCALES]
         if name in self.int4:
             return [name + suffix for suffix in int4.SUFFIXES]
         return [name, name + SCALES] if name in self.float8 else [name]

@@ -38,7 +38,7 @@ class EnvironmentRules:
 
     def for_rollouts(self) -> dict[str, Any]:
         """Return the arguments of a RolloutThread for episodes."""
-        return {"rules_of": self.rules_of, "max_open": self.section.max_open}
+        return {"rules_of": self.rules_of, "max_environments": self.section.max_environments}
 
     def tools_of(self, domain: str) -> Tools | None:
         """Return the tools of the domain's rows."""
