@@ -35,7 +35,7 @@ _HOMES = {
             "RolloutError",
             "PeerLost",
             "RoutingError",
-            "PoolError",
+            "RolloutBufferError",
             "WeightSyncError",
             "CheckpointError",
             "DamagedCheckpoint",
