@@ -180,7 +180,7 @@ class GroupLedger:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         entries = [
-            Entry(e["index"], e["admitted_at"], GroupState(e["state"]), e["handle"], e["trained_at"])
+            Entry(e["index"], e["admitted_at"], GroupState(e["state"]), e["group_id"], e["trained_at"])
             for e in state["entries"]
         ]
         self._entries = {entry.index: entry for entry in entries}

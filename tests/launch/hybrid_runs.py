@@ -135,7 +135,7 @@ class LazyEngines:
     def __init__(self, hybrid: Hybrid, *, skipped: int) -> None:
         self._hybrid, self.train, self._skipped = hybrid, hybrid.train, skipped
 
-    def rest(self) -> None:
+    def end_generation(self) -> None:
         self._hybrid.end_generation()
 
     def sync(self, version: int) -> dict[str, float]:

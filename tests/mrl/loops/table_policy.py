@@ -233,7 +233,7 @@ class TableEngines(Engines):
         self.synced.append(version)
         return {}
 
-    def rest(self) -> None:
+    def end_generation(self) -> None:
         assert self.paused and not self.rests, "the trainer takes its memory back once"
         self.rests = True
 
