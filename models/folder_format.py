@@ -105,9 +105,9 @@ class FolderFormat:
         """Detect the form of a folder from its tensor names."""
         packed = int4.SUFFIXES[0]
         return cls(
-            beside_images=any(name.startswith(_TEXT_BESIDE_IMAGES) for name in names),
+            is_multimodal=any(name.startswith(_TEXT_BESIDE_IMAGES) for name in names),
             packed_experts=any(name.endswith(".experts.gate_up_proj") for name in names),
-            microscaled=any(name.endswith(f"_proj{mxfp4.BLOCKS}") for name in names),
+            has_mxfp4_experts=any(name.endswith(f"_proj{mxfp4.BLOCKS}") for name in names),
             float8=frozenset(n.removesuffix(SCALES) for n in names if n.endswith(SCALES)),
             int4=frozenset(n.removesuffix(packed) for n in names if n.endswith(f".weight{packed}")),
         )

@@ -32,7 +32,7 @@ SECTIONS = {
     "Tuning": ("tune", "preference"),
     "Experts": ("moe", "routing"),
     "Weight sync": ("sync",),
-    "Memory": ("mem", "pool"),
+    "Memory": ("mem", "buffer"),
     "Time": ("time", "perf", "stream", "resume"),
 }
 """Section -> first name parts of its metrics; unknown metrics, of another version of mrl, come last."""

@@ -30,7 +30,7 @@ def test_a_policy_comes_nearer_to_its_teacher(task, teacher, tmp_path) -> None:
     run(
         "train",
         *words(task, tmp_path, "run"),
-        f"algorithm.distillation={{teachers: {{default: {teacher}}}, alone: true}}",
+        f"algorithm.distillation={{teachers: {{default: {teacher}}}, teachers_only: true}}",
         f"reward.path={Path(__file__).parent}/rewards.py:always_right",
         "loop.steps=6",
         "loop.prompts_per_step=32",

@@ -136,7 +136,7 @@ def test_a_further_worker_that_stands_still_ends_the_wait_for_it(task, ray_clust
 
 @pytest.mark.slow
 def test_an_engine_over_nodes_is_replaced_on_all_of_them(task, ray_cluster, tmp_path) -> None:
-    words = ("training.layout={tp: 1, pp: 1, ep: 1, dp: 1}", "rollout={tp: 2, replace: 1}")
+    words = ("training.layout={tp: 1, pp: 1, ep: 1, dp: 1}", "rollout={tp: 2, max_replacements: 1}")
     words += ("launch.engine_slots=2", "loop.schedule=stream")
     config, prompts = tiny_config(task / "model", task, *words), pairs_of_prompts()
     with running_on([0, 1, 2], config, tmp_path / "logs") as hybrid:

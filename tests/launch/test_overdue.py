@@ -10,10 +10,10 @@ from tests.support.runs import run_python, until
 
 HEAD = """
 import os, signal, sys, threading, time
-from mrl.launch.cluster import overdue
+from mrl.launch.cluster import driver_watchdog
 from mrl.observe.phases import PhaseClock
 
-overdue.LEAST_SECONDS, overdue.CLOSING_SECONDS, overdue.LOOK_SECONDS = {least}, {closing}, 0.05
+driver_watchdog.LEAST_SECONDS, driver_watchdog.CLOSING_SECONDS, driver_watchdog.LOOK_SECONDS = {least}, {closing}, 0.05
 clock = PhaseClock()
 """
 OF_RAY = """
@@ -23,7 +23,7 @@ import ray
 from mrl.config.sections.launch import LaunchSection
 from mrl.launch.cluster.cluster import cluster
 
-with overdue.Overdue(clock, 1.0) as watched, cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=1):
+with driver_watchdog.DriverWatchdog(clock, 1.0) as watched, cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=1):
     watched.begin()
     (raylet,) = (each for each in psutil.Process().children() if each.name() == "raylet")
     print(raylet.pid, flush=True)
@@ -40,7 +40,7 @@ def test_a_thread_that_does_not_come_back_ends_the_process_by_name() -> None:
         def standing_still():
             time.sleep(200)
 
-        with overdue.Overdue(clock, 1.0) as watched:
+        with driver_watchdog.DriverWatchdog(clock, 1.0) as watched:
             watched.begin()
             with clock.phase("update"):
                 standing_still()
@@ -53,7 +53,7 @@ def test_a_thread_that_does_not_come_back_ends_the_process_by_name() -> None:
 def test_one_that_is_heard_or_outside_of_phases_or_closes_in_time_goes_on() -> None:
     """A caller may do what it likes between two steps; a phase whose error somebody took is over too."""
     done = run("""
-        with overdue.Overdue(clock, 1.0) as watched:
+        with driver_watchdog.DriverWatchdog(clock, 1.0) as watched:
             watched.begin()
             with clock.phase("update"):
                 for _ in range(3):

@@ -38,12 +38,12 @@ import sys
 from dataclasses import replace
 import ray
 from mrl.launch.cluster.cluster import python_of_workers
-from mrl.launch.preflight import Floors, check_nodes
+from mrl.launch.preflight import NodeRequirements, check_nodes
 from mrl.config.load import load
 from mrl.errors import WorkerLost
 ray.init(address=sys.argv[1], log_to_driver=False, runtime_env=python_of_workers())
 config = load([sys.argv[2]])
-shared = Floors(  # this machine, with whom it may be
+shared = NodeRequirements(  # this machine, with whom it may be
     memory_bytes=0, shared_memory_bytes=0, disk_bytes=0, disk_bytes_per_second=0, gloo_bytes_per_second=0
 )
 files, links = replace(shared, open_files=4097), replace(shared, gloo_bytes_per_second=1e15)

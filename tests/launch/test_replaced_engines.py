@@ -17,7 +17,7 @@ from tests.launch.tiny_runs import words
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-OWN = ("loop.schedule=stream", "stream.max_staleness=1", "rollout={tp: 1, replace: 3}")
+OWN = ("loop.schedule=stream", "stream.max_staleness=1", "rollout={tp: 1, max_replacements: 3}")
 OWN += ("training.layout={tp: 1, pp: 1, ep: 1, dp: 1}",)
 ONE, TWO = "launch.engine_slots=1", "launch.engine_slots=2"
 
@@ -72,14 +72,14 @@ def test_the_only_engine_dies_in_a_weight_sync_and_in_a_validation(chain: Chain)
 
 @pytest.mark.slow
 def test_a_worker_of_an_engine_of_two_ends_the_whole_engine(chain: Chain) -> None:
-    output, rows = finished(chain, 5, "generate:vllm-0:3", TWO, "rollout={tp: 2, replace: 2}")
+    output, rows = finished(chain, 5, "generate:vllm-0:3", TWO, "rollout={tp: 2, max_replacements: 2}")
     assert "lost its process VllmWorker" in output
     assert rows[-1]["rollout/engines_lost"] == 1
 
 
 @pytest.mark.slow
 def test_a_stopped_engine_is_lost_at_its_deadline(chain: Chain) -> None:
-    more = (ONE, "rollout={tp: 1, replace: 1, step_deadline_seconds: 20}")
+    more = (ONE, "rollout={tp: 1, max_replacements: 1, step_deadline_seconds: 20}")
     output, rows = finished(chain, 3, "generate:engine-0:1:stop@0.01", *more)
     assert "engine 0 made no step within rollout.step_deadline_seconds = 20 s in phase" in output
     assert rows[-1]["rollout/engines_lost"] == 1
@@ -87,7 +87,7 @@ def test_a_stopped_engine_is_lost_at_its_deadline(chain: Chain) -> None:
 
 @pytest.mark.slow
 def test_the_loss_after_the_last_that_is_replaced_ends_the_run(chain: Chain) -> None:
-    more = ("loop.steps=1000", ONE, "rollout={tp: 1, replace: 1}")
+    more = ("loop.steps=1000", ONE, "rollout={tp: 1, max_replacements: 1}")
     with chain.start(*more, fault="generate:engine-0:3,update:engine-0:5") as command:
         assert command.wait(seconds=600) == 1
         assert "rollout.max_replacements = 1 engines were replaced before" in command.output

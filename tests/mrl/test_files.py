@@ -18,8 +18,8 @@ def test_one_command_holds_what_it_writes(tmp_path: Path) -> None:
     """Another process is told who; an end of the holder, however it comes, gives it free."""
     out = tmp_path / "a folder" / "out"
     code = (
-        "import sys; from pathlib import Path; from mrl.files import held\n"
-        "with held(Path(sys.argv[1]), '--out'):\n    print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from mrl.files import output_lock\n"
+        "with output_lock(Path(sys.argv[1]), '--out'):\n    print('held', flush=True); sys.stdin.read()"
     )
     words = [sys.executable, "-c", code, str(out)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

@@ -126,7 +126,7 @@ def test_a_fault_has_a_name_and_ends_its_episode_alone(pool, fault, counted, end
     assert found["good"].reward == 1.0 and found["good"].fault is None
     bad = found["bad"]
     assert (bad.fault, bad.ended_by, bad.reward, bad.done) == (counted, ended_by, None, False)
-    assert ended_by.is_ours == (fault != "tool") and bad.reason
+    assert ended_by.is_infrastructure_failure == (fault != "tool") and bad.reason
     assert pool.faults()[counted.value] == before + 1
     for key in found:
         pool.close(key)

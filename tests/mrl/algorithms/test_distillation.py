@@ -30,8 +30,8 @@ def test_alone_replaces_the_advantages_of_rewards() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"filter": {}, "distillation": {"alone": True}}, "which groups the teachers see"),
-        ({"estimator": {"name": "gae"}, "distillation": {"alone": True}}, "read the critic's values"),
+        ({"filter": {}, "distillation": {"teachers_only": True}}, "which groups the teachers see"),
+        ({"estimator": {"name": "gae"}, "distillation": {"teachers_only": True}}, "read the critic's values"),
         ({"distillation": {"teachers": {}}}, "at least 1 item"),
         ({"distillation": {"teacher_share": 0.3}}, "only read by divergence = jsd"),
         ({"distillation": {"divergence": "k3"}}, "reverse, forward, jsd"),

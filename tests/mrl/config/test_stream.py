@@ -30,7 +30,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         "set algorithm.old_logprobs: decoupled with a correction, choose a loss with a ratio, or max_staleness 0",
     ),
     "replaced on the trainer's slots": (
-        ("rollout={tp: 1, replace: 1}",),
+        ("rollout={tp: 1, max_replacements: 1}",),
         "rollout.max_replacements = 1 with engines on the trainer's slots; set launch.engine_slots, or replace 0",
     ),
     "replaced with routes": (

@@ -227,7 +227,7 @@ def test_long_pairs_leave_as_a_whole_or_end_the_run(tmp_path: Path) -> None:
     said = r"1 of 2 rows are longer than model\.max_length = 20; the longest has \d+ tokens \(.*a\.jsonl:2\)"
     with pytest.raises(DataError, match=rf"a\.jsonl: {said}; raise the limit, or set tune\.data\.overlong"):
         loaded(path, qwen(), max_length=20)
-    found = loaded(path, qwen(), max_length=20, data={"over_long": "filter"})
+    found = loaded(path, qwen(), max_length=20, data={"overlong": "filter"})
     assert len(found.rows) == 1 and re.search(f"1 rows; dropped: {said}", found.report)
 
 

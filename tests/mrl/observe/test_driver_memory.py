@@ -8,10 +8,10 @@ PROGRAM = """
 import resource
 import sys
 
-from mrl.observe.driver_memory import settle
+from mrl.observe.driver_memory import tune_driver_memory
 
 if sys.argv[1] == "settled":
-    settle()
+    tune_driver_memory()
 
 
 def step():
@@ -39,10 +39,10 @@ KEEPING = """
 import gc
 import sys
 
-from mrl.observe.driver_memory import settle
+from mrl.observe.driver_memory import tune_driver_memory
 
 if sys.argv[1] == "settled":
-    settle()
+    tune_driver_memory()
 before = gc.get_stats()[2]["collections"]
 kept = [[number] for number in range(400_000)]
 print(gc.get_stats()[2]["collections"] - before)
