@@ -62,8 +62,6 @@ def test_an_engine_with_biases_that_no_trainer_has_is_refused_by_name(tmp_path: 
         max_length=64,
         seed=1,
     )
-    with pytest.raises(
-        WeightSyncError, match=r"fills model.layers.0.self_attn.qkv_proj.bias \(256,\)"
-    ):
+    with pytest.raises(WeightSyncError, match=r"fills model.layers.0.self_attn.qkv_proj.bias \(256,\)"):
         host.call(destinations, trainers(model, attention_bias=False))
     host.close()

@@ -154,7 +154,9 @@ def test_a_tensor_of_another_shape_is_named(spoiled: tuple[Path, dict[str, torch
     tensors["model.norm.weight"] = torch.zeros(47)
     save_file(tensors, path / "model.safetensors")
     for read in BOTH:
-        with pytest.raises(ConfigError, match=r"model\.norm\.weight .* is \[47\], but config\.json says \[48\]"):
+        with pytest.raises(
+            ConfigError, match=r"model\.norm\.weight .* is \[47\], but config\.json says \[48\]"
+        ):
             read(path)
 
 
