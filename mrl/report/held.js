@@ -18,7 +18,8 @@ class HeldSamples {
     const found = this.rows.filter((row) => this.fits(row, query)), end = (next || 0) + PAGE;
     return {
       rows: found.slice(end - PAGE, end), next: found.length > end ? end : null, nextLabel: `${PAGE} more`,
-      summary: `${found.length} of the ${this.rows.length} samples in this page match; the runs wrote ${this.seen}.`,
+      summary:
+        `${found.length} of the ${this.rows.length} samples in this page match; the runs wrote ${this.seen}.`,
     };
   }
 

@@ -21,10 +21,10 @@ def run_overview(
     config, facts = settings["config"], settings["facts"]
     step, hours = points["step"] or [0], points["hours"] or [0.0]
     written = config.get("tune.steps" if curves.names("tune/") else "loop.steps", "")
-    steps = int(written) if re.fullmatch(r"\d{1,15}", written) else None
+    steps = _number(written)
     half = (len(step) - 1) // 2
     pace = 3600 * (hours[-1] - hours[half]) / max(1, step[-1] - step[half])
-    devices = [(name.split(".", 1), count) for name, count in facts["hardware"].items()]
+    devices = [(name.partition("."), count) for name, count in facts["hardware"].items()]
     status, reason = _status(lock, facts["summary"], step[-1], steps)
     return {
         "status": status,
@@ -36,21 +36,25 @@ def run_overview(
         "best": _best_validation(curves),
         "model": config.get("model.path", ""),
         "version": " ".join(facts["versions"].get(name, "") for name in ("mrl", "commit")).strip(),
-        "hardware": ", ".join(f"{n} x {name[1]}" for name, n in devices if name[0] == "trainer_devices"),
+        "hardware": ", ".join(f"{n} x {name[2]}" for name, n in devices if name[0] == "trainer_devices"),
     }
 
 
 def _status(lock: Path | None, summary: Mapping[str, str], step: int, steps: int | None) -> tuple[str, str]:
     """Return running, done, failed or stopped, and why; a running run has its file locked."""
-    ended, last_step = summary.get("ended", ""), summary.get("steps", "")
+    ended, last_step = summary.get("ended", ""), _number(summary.get("steps", ""))
     if _is_locked(lock):
         return "running", ""
-    if not ended or (last_step.isdecimal() and int(last_step) < step):  # of an earlier start
+    if not ended or (last_step is not None and last_step < step):  # of an earlier start
         is_complete = steps is not None and step >= steps
         return ("done", "") if is_complete else ("stopped", "its last start wrote no summary.json")
     if ended == "failed" or re.match(r"\w+: ", ended):  # class and message of an error
         return "failed", ended
     return ("done", "") if ended == "done" else ("stopped", ended)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"\d{1,15}", text) else None
 
 
 def _is_locked(path: Path | None) -> bool:

@@ -11,7 +11,10 @@ const COLOURS = {
   age: (value) => red(value / 8),
   advantage: (value) => signed(value / 3),
 };
-const COLOUR_NAMES = [["", "nothing"], ["logprob", "engine log-prob"], ["ratio", "trainer / engine ratio"], ["age", "staleness in versions"], ["advantage", "advantage"]];
+const COLOUR_NAMES = [
+  ["", "nothing"], ["logprob", "engine log-prob"], ["ratio", "trainer / engine ratio"],
+  ["age", "staleness in versions"], ["advantage", "advantage"],
+];
 const FILTERS = ["run", "kind", "domain", "status", "verdict"];
 const RANGES = ["step", "reward", "response_tokens"];
 const HEAD = ["run", "step", "kind", "domain", "reward", "tokens", "status", "prompt", "response"];
@@ -28,10 +31,12 @@ class SampleBrowser {
   }
 
   content() {
-    const search = element("input", { type: "search", id: "find-sample", placeholder: "in prompt, response, answer, reason", input: () => {
-      this.query.text = search.value.toLowerCase();
+    const filter = ({ target }) => {
+      this.query.text = target.value.toLowerCase();
       this.show();
-    } });
+    };
+    const placeholder = "in prompt, response, reason";
+    const search = element("input", { type: "search", id: "find-sample", placeholder, input: filter });
     const controls = element("div", { class: "controls" }, element("label", {}, "Search ", search));
     for (const name of FILTERS) {
       const values = this.source.values(name), options = ["", ...values.filter((value) => value)];
@@ -118,8 +123,8 @@ class SampleBrowser {
   response(row) {
     const tokens = row.tokens;
     if (!tokens || !Array.isArray(tokens.text)) {
-      const note = this.colour ? [element("p", { class: "quiet" }, "The run wrote no per-token values of this sample.")] : [];
-      return [...note, element("div", { class: "text" }, String(row.response ?? ""))];
+      const text = this.colour ? "The run wrote no per-token values of this sample." : "";
+      return [element("p", { class: "quiet" }, text), element("div", { class: "text" }, String(row.response ?? ""))];
     }
     const missing = this.colour && !(this.colour in tokens);
     const note = missing ? [element("p", { class: "quiet" }, `The run wrote no ${this.colour} of this sample's tokens.`)] : [];

@@ -1,5 +1,5 @@
 "use strict";
-// A step as a timeline: its phases one after the other, each on the line of who works in it; who has no bar waits.
+// A step as a timeline: its phases in order, each on the line of its workers; a worker without a bar waits.
 
 const WORKERS = {
   generate: ["engines"], reward: ["reward workers"], filter: ["driver"], recompute: ["trainer ranks"],
@@ -23,7 +23,8 @@ class StepTimeline {
     const runs = this.data.runs.map((run, place) => [place, run.name]);
     return [
       ...(runs.length > 1 ? [choice("Run", runs, (place) => this.show(this.data.runs[place]))] : []),
-      element("p", { class: "quiet" }, "Seconds of each phase over the steps. Below: one step, or the mean of the steps that share a point."),
+      element("p", { class: "quiet" },
+        "Seconds of each phase over the steps. Below: one step, or the mean of the steps that share a point."),
       this.phases, element("div", { class: "controls" }, this.place, this.label), this.bars, this.waits,
     ];
   }
@@ -57,8 +58,9 @@ class StepTimeline {
     for (const [number, name] of this.names().entries()) {
       const seconds = this.line(name)[place] || 0, workers = WORKERS[name] || ["driver"];
       traces.push({
-        type: "bar", orientation: "h", name, y: workers, x: workers.map(() => seconds), base: workers.map(() => start),
-        marker: { color: colour(number) }, hovertemplate: `${name}: ${figure(seconds)} s<extra></extra>`,
+        type: "bar", orientation: "h", name, y: workers, x: workers.map(() => seconds),
+        base: workers.map(() => start), marker: { color: colour(number) },
+        hovertemplate: `${name}: ${figure(seconds)} s<extra></extra>`,
       });
       start += seconds;
     }
@@ -80,9 +82,10 @@ class StepTimeline {
       }
     }
     const note = streams
-      ? "Streaming: the engines keep generating while the trainer works; generate is the time the step waits for its groups."
+      ? "Streaming: engines generate while the trainer works; generate is the time the step waits for its groups."
       : "On shared GPUs engines and trainer ranks alternate: one waits while the other works.";
-    return [element("p", { class: "quiet" }, note), ...(rows.length ? [table(["waiting and driver time", "value", "meaning"], rows)] : [])];
+    const waits = rows.length ? [table(["waiting and driver time", "value", "meaning"], rows)] : [];
+    return [element("p", { class: "quiet" }, note), ...waits];
   }
 }
 

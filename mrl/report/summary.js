@@ -16,7 +16,8 @@ const SUMMARY = {
   Status: (run) => element("span", {}, badge(run), " " + run.reason),
   Step: ({ step, steps }) => oneLine(steps ? `${step} of ${steps} ` : step, bar(step, steps)),
   Elapsed: ({ seconds }) => oneLine(duration(seconds)),
-  "Time left": (run) => run.status === "running" && oneLine("about " + duration(run.seconds_left)),
+  "Time left": (run) => run.status === "running" && run.seconds_left > 0
+    && oneLine("about " + duration(run.seconds_left)),
   "Best validation": ({ best }) => best && oneLine(`${figure(best.value)} at step ${best.step}`),
   Model: ({ model }) => model,
   Hardware: ({ hardware }) => hardware,

@@ -30,7 +30,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = [sample_row(step, step, index) for step in range(1, 151) for index in (0, 1)]
     samples.append(sample_row(151, 900, response=ATTACK, prompt=ATTACK, reason=ATTACK, tokens=TOKENS))
     rows = [
-        metrics_row(step, **{"policy/loss": 3.0 * (-1) ** step, "sync/seconds": 1e-6 * step})
+        metrics_row(
+            step, **{"policy/loss": 3.0 * (-1) ** step, "sync/seconds": 1e-6 * step, ATTACK: 1.0 * step}
+        )
         for step in range(1, 80)
     ]
     config = "run: {name: other}\nloop: {steps: 8, samples_per_prompt: 8, prompts_per_step: 4}\n"
@@ -78,8 +80,8 @@ def test_the_head_has_a_row_per_run_and_stays_small(opened: tuple[Page, list[str
         "3 min",
     ]
     assert [part.strip() for part in two] == ["two", "done", "8 of 8", "16 s"]
-    page.locator("nav a", has_text="Configuration").click()
-    tops = "[document.querySelector('header'), document.querySelector('#Configuration h2')]"
+    page.locator("nav a", has_text="Step timeline").click()
+    tops = "[document.querySelector('header'), document.querySelector('#Step-timeline h2')]"
     header, title = page.evaluate(f"{tops}.map((each) => each.getBoundingClientRect())")
     assert header["bottom"] <= min(80, title["top"]), "the sticky header hides no heading"
     assert wrong == []

@@ -183,6 +183,14 @@ def test_the_status_comes_from_the_summary_and_the_lock(
     assert read_run(folder, max_bytes=10)["overview"]["status"] == status
 
 
+def test_odd_facts_of_a_run_are_no_error(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", metrics=[metrics_row(1)], config="loop: {steps: many}\n")
+    (folder / "summary.json").write_text(json.dumps({"ended": [1], "steps": "9" * 5000}))
+    (folder / "hardware.json").write_text('{"trainer_devices": 3}')
+    overview = read_run(folder, max_bytes=10)["overview"]
+    assert (overview["status"], overview["steps"], overview["seconds_left"]) == ("stopped", None, 0)
+
+
 def test_settings_that_differ_from_their_defaults_are_known(tmp_path: Path) -> None:
     config = "run: {name: x, seed: 0}\nloop: {steps: 7, samples_per_prompt: 8}\nodd: {a: 1}\n"
     run = read_run(write_run(tmp_path / "run", metrics=[metrics_row(1)], config=config), max_bytes=10)
