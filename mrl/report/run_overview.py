@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
+import os
 import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from mrl.observe.metric_curves import Curves
 from mrl.report.text import VALIDATED
@@ -41,7 +43,7 @@ def run_overview(
 
 
 def _status(lock: Path | None, summary: Mapping[str, str], step: int, steps: int | None) -> tuple[str, str]:
-    """Return running, done, failed or stopped, and why; a running run has its file locked."""
+    """Return running, done, failed or stopped, and why; the owner of a running run's lock is alive."""
     ended, last_step = summary.get("ended", ""), _number(summary.get("steps", ""))
     if _is_locked(lock):
         return "running", ""
@@ -58,13 +60,14 @@ def _number(text: str) -> int | None:
 
 
 def _is_locked(path: Path | None) -> bool:
+    """Return True if the process that the lock file names is alive on this machine."""
     try:
-        if path is not None:
-            with path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
+        with open(path or "", encoding="utf-8") as file:
+            _, host, _, pid = file.read(200).split()
+        started = psutil.Process(int(pid)).create_time()
+        return host == socket.gethostname() and started < os.stat(file.name).st_mtime + 1
+    except (OSError, ValueError, psutil.Error):
+        return False
 
 
 def _best_validation(curves: Curves) -> dict[str, Any] | None:
