@@ -7,12 +7,14 @@
 | `Run(config)` | the same, step by step: `for row in run` |
 | `evaluate(config, out=...)` | mean reward, avg@k and pass@k of a model folder |
 | `load_reward(mapping)`, `score(reward, rows)` | verdicts on any responses, with reward workers only |
+| `__version__` | version of the installed package |
 | `MrlError` and the others of mrl/errors.py | errors that these raise on purpose |
 
 The commands call the same functions. Anything not listed here is readable but may change.
 """
 
 import importlib
+import importlib.metadata
 from typing import Any
 
 _HOMES = {
@@ -48,6 +50,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version("mrl")
     if name not in _HOMES:
         raise AttributeError(f"module 'mrl' has no attribute {name!r}; it has {', '.join(_HOMES)}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -25,7 +25,7 @@ MODULES = {
 OWN_TOOLS = {"dev", "docs"}
 INTERFACE = """
 import mrl, mrl.models
-print(mrl.models.__file__)
+print(mrl.models.__file__, mrl.__version__)
 print(mrl.load_config("configs/quickstart.yaml", {"run": {"name": "mine"}}).run.name)
 if __name__ == "__main__":
     for verdict in mrl.score(mrl.load_reward({"kind": "maths"}), [{"response": "#### 7", "ground_truth": "7"}]):
@@ -141,9 +141,8 @@ def test_an_installed_command_finds_recipes_and_hardware_among_strange_packages(
     found = subprocess.run(
         where, cwd=strange_folder, env=environment, capture_output=True, text=True, timeout=240
     )
-    assert found.stdout.splitlines() == [str(installed / "mrl/models/__init__.py"), "mine", "1.0"], (
-        found.stderr
-    )
+    home = f"{installed / 'mrl/models/__init__.py'} {PROJECT['version']}"
+    assert found.stdout.splitlines() == [home, "mine", "1.0"], found.stderr
 
 
 def test_a_file_of_the_user_comes_before_the_recipe_of_that_name(tmp_path, monkeypatch) -> None:

@@ -104,9 +104,6 @@ def _summary(pairs: Sequence[Pair]) -> str:
     return f"{len(pairs)} pairs ({ways}); the better response is longer in {longer} and shorter in {shorter}"
 
 
-# -- from correct responses ----------------------------------------------------------------------------------
-
-
 def _made(
     config: Config, prompts: dict[str, list[Prompt]], options: PreferenceOptions
 ) -> dict[str, list[Pair]]:
@@ -141,9 +138,6 @@ def _of_right(
             other = rng.choice(worse)
             margin = (best.value or 0.0) - (other.value or 0.0)
             yield Pair(best.prompt, best.response, other.response, margin, other.name)
-
-
-# -- from a model's samples ----------------------------------------------------------------------------------
 
 
 def _sampled(

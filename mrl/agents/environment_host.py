@@ -81,8 +81,6 @@ class Host:
         due = min((call.since + call.limit for call in calls), default=float("inf")) - time.monotonic()
         return max(_LEAST_SECONDS, min(_TICK_SECONDS, due))
 
-    # -- calls -----------------------------------------------------------------------------------------------
-
     def _read_requests(self) -> None:
         data = read_some(self._requests)
         if data is None:
@@ -128,8 +126,6 @@ class Host:
                 handle.finish()
             elif handle.call.operation != "close":
                 self._end(handle)
-
-    # -- replies ---------------------------------------------------------------------------------------------
 
     def _hear(self, handle: EnvironmentProcess, descriptor: int) -> None:
         if descriptor == handle.errors:

@@ -214,8 +214,6 @@ class EnvironmentWorkers:
     ) -> None:
         self.shutdown()
 
-    # -- hosts -----------------------------------------------------------------------------------------------
-
     def _host(self, environment: str) -> _Host:
         if environment not in self._specs:
             raise RolloutError(f"no environment {environment!r}; there are {sorted(self._specs)}")
@@ -247,8 +245,6 @@ class EnvironmentWorkers:
         for key, episode in self._episodes.items():
             if episode.host is host and episode.waits_since is not None:
                 self._note(failed(key, episode.turn, EnvironmentFault.HOST_LOST, words))
-
-    # -- answers ---------------------------------------------------------------------------------------------
 
     def _receive(self, hosts: Iterable[_Host], timeout_seconds: float) -> list[_Host]:
         """Read what hosts sent, waiting for the first message; return the hosts that sent something."""

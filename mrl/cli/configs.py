@@ -117,9 +117,8 @@ def _pairs(options: argparse.Namespace) -> int:
 
 
 def _data_command(commands) -> None:
-    data = config_command(
-        commands, "data", _data, "show rows as the policy sees them, lengths, what is left out and why"
-    )
+    text = "show rows as the policy sees them, their lengths, and which are left out and why"
+    data = config_command(commands, "data", _data, text)
     data.add_argument("--rows", type=int, default=2, help="rows to show per file; 2 by default")
 
 

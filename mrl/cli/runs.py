@@ -19,7 +19,7 @@ def add_to(commands) -> None:
 
 
 def _report_command(commands) -> None:
-    text = "write runs as one HTML page that opens from disk, and print their curves"
+    text = "write an HTML report of one or more runs that opens from disk, and print their curves"
     report = add_command(commands, "report", text)
     report.add_argument("folder", nargs="+", help="run folder, or several to compare")
     report.add_argument("--out", help="file to write; report.html in the first folder by default")
@@ -59,7 +59,7 @@ def _steps(words: str | None) -> tuple[int, int] | None:
 
 
 def _audit_command(commands) -> None:
-    text = "check that each prompt of a run was trained, filtered or given up exactly once"
+    text = "check that each prompt of a run was trained on, filtered out or given up exactly once"
     audit = add_command(commands, "audit", text)
     audit.add_argument("folder", help="run folder")
     audit.set_defaults(run=_audit)

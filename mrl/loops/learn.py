@@ -108,8 +108,6 @@ class Learner:
     def restore(self, state: dict[str, Any]) -> None:
         self._entropy.restore(state["entropy"])
 
-    # -- phases ----------------------------------------------------------------------------------------------
-
     def _recompute(self, step: TrainingStep) -> None:
         """Pack the batch, with values; after a policy pass also old and reference log-probs, and mismatch."""
         batch = pack(step.groups, with_routes=self._takes_routes_of_engine)
@@ -165,8 +163,6 @@ class Learner:
     def _forward(self, batch: TrainBatch, *, role: Role) -> dict[str, np.ndarray]:
         """Return what a model other than the policy computes for the batch."""
         return self._train.forward(batch, dataclasses.replace(self._plain, role=role))
-
-    # -- parts of phases -------------------------------------------------------------------------------------
 
     def _update_part(self, step: TrainingStep, part: TrainBatch) -> dict[str, float]:
         """Run the optimizer steps of one minibatch; count it as skipped if it has no trained token."""

@@ -71,6 +71,7 @@ class RunFolder:
             log.warning("%s: cannot write: %s", path, error)
 
     def close(self) -> None:
+        os.ftruncate(self._lock, 0)  # nobody has the folder
         os.close(self._lock)
 
 

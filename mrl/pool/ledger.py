@@ -103,8 +103,6 @@ class GroupLedger:
         """Yield the groups that are not taken; taken groups are always the oldest."""
         return itertools.islice(self._entries.values(), self._num_taken, None)
 
-    # -- state changes ---------------------------------------------------------------------------------------
-
     def admit(self, count: int, *, version: int) -> list[int]:
         """Admit the next `count` prompts while the engines serve `version`; return their indices."""
         indices = list(range(self.next_index, self.next_index + count))
@@ -166,8 +164,6 @@ class GroupLedger:
         del self._entries[entry.index]
         self._num_taken -= entry.state is GroupState.TAKEN
         self.ends[end] += 1
-
-    # -- checkpoints -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Return JSON values for `restore`."""

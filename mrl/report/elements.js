@@ -27,12 +27,21 @@ function table(heads, rows) {
 const main = document.querySelector("main");
 
 function section(title, ...children) {
-  main.append(element("h2", { id: title.replaceAll(" ", "-") }, title), ...children);
-  const links = [...document.querySelectorAll("h2")].map((heading) => element("a", { href: "#" + heading.id }, heading.textContent));
-  document.querySelector("nav").replaceChildren(...links);
+  const made = element("section", { id: title.replaceAll(" ", "-") }, element("h2", {}, title), ...children);
+  main.append(made);
+  document.querySelector("nav").append(element("a", { href: "#" + made.id }, title));
+  return made;
 }
+
+function folded(name, title, ...children) {
+  return element("details", { class: name }, element("summary", {}, title), ...children);
+}
+
+const CURVE_COLOURS = "1f66c1 e1701a 2a9d5c c93a52 7d5fc4 8a6552 d05fa8 6c757d a59a1c 1aa3b8".split(" ");
+const colour = (place) => "#" + CURVE_COLOURS[place % CURVE_COLOURS.length];
 
 function figure(number) {
   if (typeof number !== "number") return number === null || number === undefined ? "" : String(number);
-  return Number.isInteger(number) ? String(number) : String(Number(number.toPrecision(4)));
+  if (Number.isInteger(number)) return String(number);
+  return Math.abs(number) < 1e-4 ? number.toExponential(3) : String(Number(number.toPrecision(4)));
 }

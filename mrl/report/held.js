@@ -1,5 +1,5 @@
 "use strict";
-// Samples that the page itself holds.
+// The samples that the page contains, and their search.
 
 const PAGE = 100;
 const SEARCHED = Symbol("what the search looks at");
@@ -17,8 +17,9 @@ class HeldSamples {
   async find(query, next) {
     const found = this.rows.filter((row) => this.fits(row, query)), end = (next || 0) + PAGE;
     return {
-      rows: found.slice(end - PAGE, end), next: found.length > end ? end : null, nextSaid: `${PAGE} more`,
-      said: `${found.length} of the ${this.rows.length} samples here; the runs wrote ${this.seen}.`,
+      rows: found.slice(end - PAGE, end), next: found.length > end ? end : null, nextLabel: `${PAGE} more`,
+      summary:
+        `${found.length} of the ${this.rows.length} samples in this page match; the runs wrote ${this.seen}.`,
     };
   }
 

@@ -6,4 +6,4 @@ function showNotes(data) {
 }
 
 const data = JSON.parse(document.getElementById("data").textContent);
-for (const show of [showNotes, showCurves, showStep, showSamples, showSettings]) show(data);
+for (const show of [showSummary, showNotes, showCurves, showStep, showSamples, showSettings]) show(data);

@@ -22,7 +22,7 @@ from mrl.observe.phases import STREAM_PHASES
 from mrl.report.page_figures import figures
 from mrl.report.run_data import read_run
 
-SCRIPTS = ("elements.js", "curves.js", "step.js", "samples.js", "settings.js", "held.js", "page.js")
+SCRIPTS = ("elements", "summary", "curves", "step", "samples", "settings", "held", "page")
 """Scripts of the page in running order, after plotly's."""
 
 
@@ -51,7 +51,7 @@ def render_page(runs: Sequence[dict[str, Any]]) -> str:
     """Return the page's text with all its data; `runs` come from read_run."""
     from plotly.offline import get_plotlyjs
 
-    plotly, own_scripts = get_plotlyjs(), "\n".join(_file(name) for name in SCRIPTS)
+    plotly, own_scripts = get_plotlyjs(), "\n".join(_file(f"{name}.js") for name in SCRIPTS)
     names = [name for run in runs for name in run["curves"]["metrics"]]
     data = {"runs": list(runs), "figures": figures(names), "phases": STREAM_PHASES}
     parts = {

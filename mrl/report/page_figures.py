@@ -25,7 +25,7 @@ OVERVIEW = (
 """Metrics that people look at first."""
 SECTIONS = {
     "Rewards and validation": ("reward", "val"),
-    "What was filtered": ("group",),
+    "Filtering": ("group",),
     "Responses": ("rollout", "advantage"),
     "Episodes": ("agent",),
     "Policy and critic": ("policy", "optim", "critic", "distillation"),
@@ -36,7 +36,7 @@ SECTIONS = {
     "Time": ("time", "perf", "stream", "resume"),
 }
 """Section -> first name parts of its metrics; unknown metrics, of another version of mrl, come last."""
-OTHERS = "Not in this version's list"
+OTHERS = "Other metrics"
 
 
 def figures(names: Iterable[str]) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def figures(names: Iterable[str]) -> list[dict[str, Any]]:
     curves.
 
     >>> [(f["section"], f["title"]) for f in figures(["sync/seconds", "of/old"])]
-    [('Weight sync', 'sync/seconds'), ("Not in this version's list", 'of/old')]
+    [('Weight sync', 'sync/seconds'), ('Other metrics', 'of/old')]
     """
     by_entry: dict[str, list[str]] = {}
     for name in sorted(set(names)):
@@ -60,14 +60,8 @@ def figures(names: Iterable[str]) -> list[dict[str, Any]]:
 def _figure(section: str, entry: str, names: list[str]) -> dict[str, Any]:
     unit, meaning = METRICS.get(entry, ("", ""))
     title = names[0] if len(names) == 1 else entry
-    return {
-        "section": section,
-        "entry": entry,
-        "title": title,
-        "unit": unit,
-        "meaning": meaning,
-        "names": names,
-    }
+    described = {"section": section, "entry": entry, "title": title, "unit": unit}
+    return described | {"meaning": meaning, "names": names}
 
 
 def _section(name: str, entry: str) -> str:

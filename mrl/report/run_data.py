@@ -7,11 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pydantic
+from pydantic_core import to_jsonable_python
+
+from mrl.config.describe import section_types
 from mrl.config.flat import flat
 from mrl.config.merge import tree_of
+from mrl.config.root import Config
 from mrl.errors import DataError
 from mrl.observe.metric_curves import Curves, curve_points, rows_per_point
 from mrl.report.log_rows import ReadSummary, read_log_rows
+from mrl.report.run_overview import run_overview
 from mrl.report.samples_shown import SamplesShown
 
 FACTS = ("versions", "hardware", "summary")
@@ -22,11 +28,8 @@ def run_folder(folder: Path) -> Path:
     """Return the folder, or its `tune` folder if only `mrl tune` wrote there."""
     inner = folder / "tune"
     rows = ("metrics.jsonl", "samples.jsonl")
-    return (
-        inner
-        if (inner / rows[0]).is_file() and not any((folder / name).exists() for name in rows)
-        else folder
-    )
+    is_tuned = (inner / rows[0]).is_file() and not any((folder / name).exists() for name in rows)
+    return inner if is_tuned else folder
 
 
 def run_name(folder: Path) -> str:
@@ -51,23 +54,38 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
     if not len(curves) and not samples.seen:
         raise DataError(f"{folder} has no rows of metrics and no samples; is this a run folder?")
     notes = [note for reading in readings.values() for note in reading.notes()]
-    settings = _settings_of(folder, notes)
+    settings, points = _settings_of(folder, notes), curve_points(curves)
     return {
         "name": run_name(folder),
         "folder": str(folder),
         "notes": notes + curve_notes(curves) + _left_out(samples),
-        "curves": curve_points(curves),
+        "overview": run_overview(curves, points, settings, inside(folder, "lock")),
+        "curves": points,
         "samples": samples.tree(),
         **settings,
     }
 
 
 def _settings_of(folder: Path, notes: list[str]) -> dict[str, Any]:
-    """Return `config` and `facts` of a run folder by dotted names; note what is missing."""
+    """Return `config`, `differing` (setting -> default) and `facts` by dotted names; note what is missing."""
     config = tree_in(folder, "config.yaml", tree_of, notes)
     facts = {name: tree_in(folder, f"{name}.json", json.loads, notes) for name in FACTS}
     facts["summary"].pop("last", None)
-    return {"config": dict(flat(config)), "facts": {name: dict(flat(tree)) for name, tree in facts.items()}}
+    settings, defaults = dict(flat(config)), dict(flat(_defaults(Config)))
+    differing = {name: defaults.get(name, "") for name in settings if settings[name] != defaults.get(name)}
+    flat_facts = {name: dict(flat(tree)) for name, tree in facts.items()}
+    return {"config": settings, "differing": differing, "facts": flat_facts}
+
+
+def _defaults(section: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """Return the default of each setting of a section that has one, as JSON values."""
+    defaults = {}
+    for name, field in section.model_fields.items():
+        if not field.is_required():
+            defaults[name] = to_jsonable_python(field.get_default(call_default_factory=True))
+        elif sections := section_types(field.annotation):
+            defaults[name] = _defaults(sections[0])
+    return defaults
 
 
 def inside(folder: Path, name: str) -> Path | None:

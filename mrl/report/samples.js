@@ -11,7 +11,10 @@ const COLOURS = {
   age: (value) => red(value / 8),
   advantage: (value) => signed(value / 3),
 };
-const COLOUR_NAMES = [["", "nothing"], ["logprob", "log-prob of the engine"], ["ratio", "ratio of trainer to engine"], ["age", "age in versions"], ["advantage", "advantage"]];
+const COLOUR_NAMES = [
+  ["", "nothing"], ["logprob", "engine log-prob"], ["ratio", "trainer / engine ratio"],
+  ["age", "staleness in versions"], ["advantage", "advantage"],
+];
 const FILTERS = ["run", "kind", "domain", "status", "verdict"];
 const RANGES = ["step", "reward", "response_tokens"];
 const HEAD = ["run", "step", "kind", "domain", "reward", "tokens", "status", "prompt", "response"];
@@ -20,7 +23,7 @@ class SampleBrowser {
   constructor(source) {
     this.source = source;
     this.query = { names: {}, ranges: {}, text: "" };
-    this.asked = 0;
+    this.requests = 0;
     this.colour = "";
     this.count = element("p", { class: "quiet", id: "sample-count" });
     this.list = element("div", { class: "list", id: "sample-list" });
@@ -28,11 +31,13 @@ class SampleBrowser {
   }
 
   content() {
-    const search = element("input", { type: "search", id: "find-sample", placeholder: "prompt, response, truth, reason", input: () => {
-      this.query.text = search.value.toLowerCase();
+    const filter = ({ target }) => {
+      this.query.text = target.value.toLowerCase();
       this.show();
-    } });
-    const controls = element("div", { class: "controls" }, element("label", {}, "Text ", search));
+    };
+    const placeholder = "in prompt, response, reason";
+    const search = element("input", { type: "search", id: "find-sample", placeholder, input: filter });
+    const controls = element("div", { class: "controls" }, element("label", {}, "Search ", search));
     for (const name of FILTERS) {
       const values = this.source.values(name), options = ["", ...values.filter((value) => value)];
       const label = choice(name, options.map((value) => [value, value || "all"]), (value) => { this.query.names[name] = value; this.show(); });
@@ -53,21 +58,21 @@ class SampleBrowser {
   }
 
   async show() {
-    const ticket = ++this.asked;
+    const ticket = ++this.requests;
     const found = await this.source.find(this.query, null);
-    if (ticket === this.asked) this.fill(found, [element("tr", {}, ...HEAD.map((name) => element("th", {}, name)))]);
+    if (ticket === this.requests) this.fill(found, [element("tr", {}, ...HEAD.map((name) => element("th", {}, name)))]);
   }
 
   async showMore(next, rows) {
-    const ticket = ++this.asked;
+    const ticket = ++this.requests;
     const found = await this.source.find(this.query, next);
-    if (ticket === this.asked) this.fill(found, rows);
+    if (ticket === this.requests) this.fill(found, rows);
   }
 
   fill(found, before) {
     const rows = [...before, ...found.rows.map((row) => this.line(row))];
-    this.count.textContent = found.said;
-    const more = element("button", { click: () => this.showMore(found.next, rows) }, found.nextSaid);
+    this.count.textContent = found.summary;
+    const more = element("button", { click: () => this.showMore(found.next, rows) }, found.nextLabel);
     this.list.replaceChildren(element("table", {}, ...rows), ...(found.next ? [more] : []));
   }
 
@@ -75,7 +80,13 @@ class SampleBrowser {
     const short = (text) => element("td", { class: "cut" }, String(text ?? "").slice(0, 200));
     const values = [row.run, row.step, row.kind, row.domain, row.reward, row.response_tokens, row.status];
     const cells = values.map((value) => element("td", {}, figure(value)));
-    return element("tr", { class: "choosable", click: () => { this.row = row; this.showChosen(); } }, ...cells, short(row.prompt), short(row.response));
+    const choose = () => {
+      this.row = row;
+      for (const other of this.list.querySelectorAll("tr")) other.classList.toggle("chosen", other === made);
+      this.showChosen();
+    };
+    const made = element("tr", { class: "choosable", click: choose }, ...cells, short(row.prompt), short(row.response));
+    return made;
   }
 
   async showChosen(limit = SIDE_BY_SIDE) {
@@ -93,7 +104,7 @@ class SampleBrowser {
       return;
     }
     this.chosen.replaceChildren(
-      element("h3", {}, `Prompt, with its ${total} samples that are here`),
+      element("h3", {}, `Prompt and its ${total} samples in this page`),
       element("div", { class: "text" }, String(rows[0].prompt ?? "")),
       element("p", { class: "quiet" }, `ground truth: ${rows[0].ground_truth ?? "not written"}`),
       element("div", { class: "samples" }, ...rows.map((row) => this.card(row))),
@@ -112,8 +123,8 @@ class SampleBrowser {
   response(row) {
     const tokens = row.tokens;
     if (!tokens || !Array.isArray(tokens.text)) {
-      const note = this.colour ? [element("p", { class: "quiet" }, "The run wrote no values of this sample's tokens.")] : [];
-      return [...note, element("div", { class: "text" }, String(row.response ?? ""))];
+      const text = this.colour ? "The run wrote no per-token values of this sample." : "";
+      return [element("p", { class: "quiet" }, text), element("div", { class: "text" }, String(row.response ?? ""))];
     }
     const missing = this.colour && !(this.colour in tokens);
     const note = missing ? [element("p", { class: "quiet" }, `The run wrote no ${this.colour} of this sample's tokens.`)] : [];
@@ -151,11 +162,10 @@ function valueAt(values, place) {
 function showSamples(data) {
   if (!data.runs.some((run) => run.samples.seen)) return;
   const browser = new SampleBrowser(new HeldSamples(data.runs));
-  section("Samples", ...browser.content());
-  browser.show();
   const counts = data.runs.flatMap((run) => Object.entries(run.samples.counts).flatMap(([what, found]) =>
     found.map(([value, count]) => [run.name, what, value, count, figure(count / run.samples.seen)])));
-  section("Counts over all samples",
-    element("p", { class: "quiet" }, "The thirty commonest of each; in reasons, numbers and quotations are left out."),
-    table(["run", "what", "value", "samples", "share"], counts));
+  const note = "The 30 most common values of each kind. Reasons omit numbers and quotations.";
+  const list = table(["run", "kind", "value", "samples", "share"], counts);
+  section("Samples", ...browser.content(), folded("counts", "Counts over all samples", element("p", {}, note), list));
+  browser.show();
 }

@@ -1,27 +1,33 @@
 "use strict";
-// What runs have of settings and facts, one column a run, and where they differ.
+// Settings and facts of the runs, a column per run: settings that differ come first, the others are folded.
 
-function comparison(runs, treeOf) {
-  const names = [...new Set(runs.flatMap((run) => Object.keys(treeOf(run))))].sort();
+function comparison(runs, names, treeOf, defaults) {
   const rows = names.map((name) => {
-    const values = runs.map((run) => treeOf(run)[name] ?? "");
-    const differs = new Set(values).size > 1;
-    const cells = values.map((value) => element("td", { class: differs ? "differs" : null }, String(value)));
-    const row = element("tr", {}, element("td", {}, name), ...cells);
-    row.differs = differs;
-    return row;
+    const values = runs.map((run) => treeOf(run)[name] ?? ""), differs = new Set(values).size > 1;
+    const cells = values.map((value) => element("span", { class: differs ? "differs" : null }, value));
+    return [name, ...cells, ...(defaults ? [defaults[name] || "none"] : [])];
   });
-  const head = element("tr", {}, element("th", {}, ""), ...runs.map((run) => element("th", {}, run.name)));
-  return { rows, table: element("table", {}, head, ...rows) };
+  const columns = runs.map((run) => (runs.length > 1 ? run.name : "value"));
+  const made = table(["", ...columns, ...(defaults ? ["default"] : [])], rows);
+  made.classList.add("comparison");
+  return made;
 }
 
-function showSettings(data) {
-  const several = data.runs.length > 1, settings = comparison(data.runs, (run) => run.config);
-  const box = element("input", { type: "checkbox", id: "only-differing", checked: several, change: () => hide() });
-  const hide = () => { for (const row of settings.rows) row.hidden = box.checked && !row.differs; };
-  hide();
-  section("Configuration", ...(several ? [element("label", {}, box, " only what differs")] : []), element("div", {}, settings.table));
-  const facts = Object.keys(data.runs[0].facts).flatMap((what) =>
-    [element("h3", {}, what), comparison(data.runs, (run) => run.facts[what]).table]);
+function showSettings({ runs }) {
+  const namesOf = (treeOf) => [...new Set(runs.flatMap((run) => Object.keys(treeOf(run))))];
+  const defaults = Object.assign({}, ...runs.map((run) => run.differing)), groups = [[], [], []];
+  for (const name of namesOf((run) => run.config)) {
+    groups[new Set(runs.map((run) => run.config[name])).size > 1 ? 0 : name in defaults ? 1 : 2].push(name);
+  }
+  const titles = ["Different between the runs", "Different from the defaults", "Equal to the defaults"];
+  const list = (names, place) => folded("", `${titles[place]} (${names.length})`,
+    comparison(runs, names, (run) => run.config, place < 2 && defaults));
+  const lists = groups.map(list).filter((_, place) => groups[place].length);
+  if (lists.length) lists[0].open = true;
+  section("Configuration", ...lists);
+  const facts = Object.keys(runs[0].facts).flatMap((kind) => {
+    const ofRun = (run) => run.facts[kind];
+    return [element("h3", {}, kind), comparison(runs, namesOf(ofRun), ofRun)];
+  });
   section("Versions and hardware", element("div", {}, ...facts));
 }

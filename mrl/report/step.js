@@ -1,5 +1,5 @@
 "use strict";
-// A step as a timeline: its phases one after the other, each on the line of who works in it; who has no bar waits.
+// A step as a timeline: its phases in order, each on the line of its workers; a worker without a bar waits.
 
 const WORKERS = {
   generate: ["engines"], reward: ["reward workers"], filter: ["driver"], recompute: ["trainer ranks"],
@@ -22,8 +22,9 @@ class StepTimeline {
   content() {
     const runs = this.data.runs.map((run, place) => [place, run.name]);
     return [
-      element("div", { class: "controls" }, choice("Run", runs, (place) => this.show(this.data.runs[place]))),
-      element("p", { class: "quiet" }, "Seconds of each phase over the steps, and below one step (or the mean of those of a point)."),
+      ...(runs.length > 1 ? [choice("Run", runs, (place) => this.show(this.data.runs[place]))] : []),
+      element("p", { class: "quiet" },
+        "Seconds of each phase over the steps. Below: one step, or the mean of the steps that share a point."),
       this.phases, element("div", { class: "controls" }, this.place, this.label), this.bars, this.waits,
     ];
   }
@@ -32,11 +33,11 @@ class StepTimeline {
     this.run = run;
     this.place.max = Math.max(0, run.curves.step.length - 1);
     this.place.value = this.place.max;
-    const traces = this.names().map((name) => ({
-      x: run.curves.step, y: this.line(name), name, stackgroup: "one", line: { width: 0.5 },
+    const traces = this.names().map((name, place) => ({
+      x: run.curves.step, y: this.line(name), name, stackgroup: "one", line: { width: 0.5, color: colour(place) },
     }));
-    const layout = { height: 260, margin: { l: 52, r: 8, t: 6, b: 30 }, xaxis: { title: { text: "step" } }, yaxis: { title: { text: "s" } } };
-    Plotly.react(this.phases, traces, layout, SETTINGS);
+    const axes = { xaxis: { title: { text: "step" } }, yaxis: { title: { text: "seconds" } } };
+    Plotly.react(this.phases, traces, layout({ ...axes, showlegend: true }), SETTINGS);
     this.showStep();
   }
 
@@ -54,15 +55,20 @@ class StepTimeline {
     this.label.textContent = first === last ? `step ${last}` : `mean of steps ${first} to ${last}`;
     let start = 0;
     const traces = [];
-    for (const name of this.names()) {
+    for (const [number, name] of this.names().entries()) {
       const seconds = this.line(name)[place] || 0, workers = WORKERS[name] || ["driver"];
-      traces.push({ type: "bar", orientation: "h", name, y: workers, x: workers.map(() => seconds), base: workers.map(() => start) });
+      traces.push({
+        type: "bar", orientation: "h", name, y: workers, x: workers.map(() => seconds),
+        base: workers.map(() => start), marker: { color: colour(number) },
+        hovertemplate: `${name}: ${figure(seconds)} s<extra></extra>`,
+      });
       start += seconds;
     }
-    Plotly.react(this.bars, traces, {
-      height: 230, barmode: "overlay", margin: { l: 110, r: 8, t: 6, b: 36 }, xaxis: { title: { text: "s since the step began" } },
+    Plotly.react(this.bars, traces, layout({
+      height: 200, barmode: "overlay", bargap: 0.35, hovermode: "closest", showlegend: false,
+      xaxis: { title: { text: "seconds since the step began" } },
       yaxis: { categoryorder: "array", categoryarray: ["driver", "reward workers", "trainer ranks", "engines"] },
-    }, SETTINGS);
+    }), SETTINGS);
     this.waits.replaceChildren(...this.waitsAt(place));
   }
 
@@ -76,15 +82,16 @@ class StepTimeline {
       }
     }
     const note = streams
-      ? "A stream: the engines go on generating beside the trainer's phases; generate is the step's wait for its groups."
-      : "Shared slots take turns: engines rest while trainer ranks work, and the other way round.";
-    return [element("p", { class: "quiet" }, note), ...(rows.length ? [table(["who waited, and what the driver did", "", ""], rows)] : [])];
+      ? "Streaming: engines generate while the trainer works; generate is the time the step waits for its groups."
+      : "On shared GPUs engines and trainer ranks alternate: one waits while the other works.";
+    const waits = rows.length ? [table(["waiting and driver time", "value", "meaning"], rows)] : [];
+    return [element("p", { class: "quiet" }, note), ...waits];
   }
 }
 
 function showStep(data) {
   if (!data.runs.some((run) => run.curves.step.length)) return;
   const timeline = new StepTimeline(data);
-  section("A step", ...timeline.content());
+  section("Step timeline", ...timeline.content());
   timeline.show(timeline.run);
 }

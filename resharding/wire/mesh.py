@@ -78,9 +78,8 @@ class Mesh:
     def _join(self, store: Any, meeting: Meeting, device: torch.device) -> Any:
         if device.type != "cuda":
             return dist.ProcessGroupGloo(store, meeting.rank, meeting.size, self._timeout)
-        group: Any = dist.ProcessGroupNCCL(  # type: ignore[attr-defined]
-            store, meeting.rank, meeting.size, self._timeout
-        )
+        nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined]
+        group = nccl(store, meeting.rank, meeting.size, self._timeout)
         index = torch.cuda.current_device() if device.index is None else device.index
         # All ranks make the communicator now, because the batches that use it are of some ranks only.
         group.eager_connect_single_device(torch.device("cuda", index))

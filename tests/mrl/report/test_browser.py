@@ -29,9 +29,21 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     samples = [sample_row(step, step, index) for step in range(1, 151) for index in (0, 1)]
     samples.append(sample_row(151, 900, response=ATTACK, prompt=ATTACK, reason=ATTACK, tokens=TOKENS))
+    rows = [
+        metrics_row(
+            step, **{"policy/loss": 3.0 * (-1) ** step, "sync/seconds": 1e-6 * step, ATTACK: 1.0 * step}
+        )
+        for step in range(1, 80)
+    ]
+    config = "run: {name: other}\nloop: {steps: 8, samples_per_prompt: 8, prompts_per_step: 4}\n"
     runs = [
-        write_run(folder / "one", metrics=map(metrics_row, range(1, 80)), samples=samples),
-        write_run(folder / "two", metrics=map(metrics_row, range(1, 9)), config="run: {name: other}\na: 1\n"),
+        write_run(
+            folder / "one",
+            metrics=rows,
+            samples=samples,
+            config=config.replace("steps: 8", "steps: 90").replace("other", "one"),
+        ),
+        write_run(folder / "two", metrics=map(metrics_row, range(1, 9)), config=config),
     ]
     write_report(runs, folder / "report.html", megabytes=4)
     return folder / "report.html"
@@ -46,7 +58,7 @@ def opened(report: Path) -> Iterator[tuple[Page, list[str]]]:
 
 def test_it_draws_curves_and_a_step_without_an_error(opened: tuple[Page, list[str]]) -> None:
     page, wrong = opened
-    wait_for(page, "document.querySelectorAll('.figure .scatterlayer path.js-line').length >= 4")
+    wait_for(page, "document.querySelectorAll('.figure .scatterlayer path.js-line').length >= 3")
     page.wait_for_selector(".plot .barlayer path")
     page.select_option("label:has-text('Curves over') select", "hours")
     wait_for(page, "document.querySelector('.figure .xtitle').textContent.startsWith('hours')")
@@ -55,6 +67,68 @@ def test_it_draws_curves_and_a_step_without_an_error(opened: tuple[Page, list[st
     assert not any("reward" in title for title in page.locator(".figure:visible h3").all_inner_texts())
     page.fill("#find-figure", "")
     assert wrong == []
+
+
+def test_the_head_has_a_row_per_run_and_stays_small(opened: tuple[Page, list[str]]) -> None:
+    page, wrong = opened
+    head, one, two = (row.inner_text().split("\t") for row in page.locator("#summary tr").all())
+    assert head == ["Run", "Status", "Step", "Elapsed"]
+    assert [part.strip() for part in one] == [
+        "one",
+        "stopped its last start wrote no summary.json",
+        "79 of 90",
+        "3 min",
+    ]
+    assert [part.strip() for part in two] == ["two", "done", "8 of 8", "16 s"]
+    page.locator("nav a", has_text="Step timeline").click()
+    tops = "[document.querySelector('header'), document.querySelector('#Step-timeline h2')]"
+    header, title = page.evaluate(f"{tops}.map((each) => each.getBoundingClientRect())")
+    assert header["bottom"] <= min(80, title["top"]), "the sticky header hides no heading"
+    assert wrong == []
+
+
+def test_constant_curves_are_listed_and_not_drawn(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    lists = page.locator("#Time details.constants tr").all()
+    rows = [row.text_content() or "" for row in lists]
+    assert any(row.startswith("time/step_seconds22") for row in rows), "the value of each run"
+    drawn = page.locator(".figure h3").all_inner_texts()
+    assert "policy/loss [1]" in drawn and "time/step_seconds [s]" not in drawn
+
+
+def test_smoothing_keeps_the_raw_curve_pale_and_log_scale_needs_positive_values(
+    opened: tuple[Page, list[str]],
+) -> None:
+    page, wrong = opened
+    page.locator("#smoothing").fill("0.9")
+    page.check("#log-scale")
+    plot = "document.querySelector('.figure[data-metric*=\"{}\"] .plot')"
+    loss, sync = plot.format("policy/loss"), plot.format("sync/seconds")
+    for each, kind in ((loss, "linear"), (sync, "log")):
+        page.evaluate(f"{each}.scrollIntoView()")
+        wait_for(page, f"{each}.layout?.yaxis.type === '{kind}' && {each}.data.length >= 2")
+    raw, curve = page.evaluate(
+        f"{loss}.data.slice(0, 2).map((trace) => [trace.opacity ?? 1, ...trace.y.slice(0, 2)])"
+    )
+    assert raw == [0.25, -3, 3] and curve == [1, -3, pytest.approx((3 - 0.9 * 3) / 1.9)]
+    assert page.evaluate(f"{sync}.layout.yaxis.exponentformat") == "e"
+    assert page.evaluate(f"{loss}.layout.yaxis.exponentformat") == "none"
+    page.locator("#smoothing").fill("0")
+    page.uncheck("#log-scale")
+    assert wrong == []
+
+
+def test_settings_that_differ_come_first_and_the_others_are_folded(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    groups = page.locator("#Configuration details")
+    assert groups.locator("summary").all_inner_texts() == [
+        "Different between the runs (2)",
+        "Different from the defaults (1)",
+        "Equal to the defaults (1)",
+    ]
+    assert [group.evaluate("group => group.open") for group in groups.all()] == [True, False, False]
+    rows = [row.inner_text().split("\t") for row in groups.first.locator("tr").all()]
+    assert ["loop.steps", "90", "8", "100"] in rows
 
 
 def test_tokens_are_coloured_turns_are_apart_and_markup_is_text(opened: tuple[Page, list[str]]) -> None:

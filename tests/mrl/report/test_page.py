@@ -9,6 +9,7 @@ import pytest
 from mrl.cli import main
 from mrl.errors import DataError
 from mrl.observe.metric_names import METRICS
+from mrl.observe.run_folder import RunFolder
 from mrl.report import log_rows as report_rows
 from mrl.report.log_rows import ReadSummary, read_log_rows
 from mrl.report.page import render_page, write_report
@@ -57,7 +58,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_names_of_an_older_version_are_shown_apart(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", metrics=[metrics_row(1, **{"reshard/seconds": 1.0})])
     data = data_of(render_page([read_run(folder, max_bytes=10**6)]))
-    assert data["figures"][-1]["section"] == "Not in this version's list"
+    assert data["figures"][-1]["section"] == "Other metrics"
     assert data["figures"][-1]["names"] == ["reshard/seconds"]
 
 
@@ -139,3 +140,59 @@ def test_what_mrl_tune_wrote_is_shown_by_the_name_of_its_run(tmp_path, capsys) -
     write_run(tmp_path / "runs/second/tune", metrics=rows)
     assert main(["report", str(tmp_path / "runs/second"), "--text"]) == 0
     assert "reward/mean" in capsys.readouterr().out, "the run itself goes before its supervised start"
+
+
+def test_the_overview_says_how_far_the_run_came_and_what_it_is(tmp_path: Path) -> None:
+    rows = [metrics_row(step, **{"val/reward": [0.2, 0.9, 0.5, 0.4][step - 1]}) for step in range(1, 5)]
+    config = "model: {path: some/model}\nloop: {steps: 10}\n"
+    folder = write_run(tmp_path / "run", metrics=rows, config=config)
+    (folder / "hardware.json").write_text('{"trainer_devices": {"H200.x": 8}, "driver": {"cores": 2}}')
+    (folder / "versions.json").write_text('{"torch": "2", "mrl": "0.1.0"}')
+    overview = read_run(folder, max_bytes=10)["overview"]
+    assert (overview["step"], overview["steps"]) == (4, 10)
+    assert overview["seconds"] == pytest.approx(8, rel=1e-4)
+    assert overview["seconds_left"] == pytest.approx(12, rel=1e-4)
+    assert overview["best"] == {"metric": "val/reward", "value": 0.9, "step": 2}
+    assert (overview["model"], overview["hardware"]) == ("some/model", "8 x H200.x")
+    assert overview["version"] == "0.1.0"
+
+
+@pytest.mark.parametrize(
+    ("ended", "steps", "status"),
+    [
+        (None, 4, "stopped"),
+        (None, 10, "done"),
+        ("done", 10, "done"),
+        ("SIGTERM", 4, "stopped"),
+        ("done", 3, "stopped"),
+        ("failed", 4, "failed"),
+        ("WorkerLost: rank 1", 4, "failed"),
+    ],
+)
+def test_the_status_comes_from_the_summary_and_the_lock(
+    ended: str | None, steps: int, status: str, tmp_path: Path
+) -> None:
+    rows = map(metrics_row, range(1, (4 if status != "done" else 10) + 1))
+    folder = write_run(tmp_path / "run", metrics=rows, config="loop: {steps: 10}\n")
+    if ended:
+        (folder / "summary.json").write_text(json.dumps({"ended": ended, "steps": steps}))
+    assert read_run(folder, max_bytes=10)["overview"]["status"] == status
+    running = RunFolder(folder)
+    assert read_run(folder, max_bytes=10)["overview"]["status"] == "running"
+    running.close()
+    assert read_run(folder, max_bytes=10)["overview"]["status"] == status
+
+
+def test_odd_facts_of_a_run_are_no_error(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", metrics=[metrics_row(1)], config="loop: {steps: many}\n")
+    (folder / "summary.json").write_text(json.dumps({"ended": [1], "steps": "9" * 5000}))
+    (folder / "hardware.json").write_text('{"trainer_devices": 3}')
+    overview = read_run(folder, max_bytes=10)["overview"]
+    assert (overview["status"], overview["steps"], overview["seconds_left"]) == ("stopped", None, 0)
+
+
+def test_settings_that_differ_from_their_defaults_are_known(tmp_path: Path) -> None:
+    config = "run: {name: x, seed: 0}\nloop: {steps: 7, samples_per_prompt: 8}\nodd: {a: 1}\n"
+    run = read_run(write_run(tmp_path / "run", metrics=[metrics_row(1)], config=config), max_bytes=10)
+    assert run["differing"] == {"run.name": "", "loop.steps": "100", "odd.a": ""}
+    assert run["config"]["loop.samples_per_prompt"] == "8"

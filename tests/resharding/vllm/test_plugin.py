@@ -241,7 +241,7 @@ def test_a_sleeping_engine_takes_and_serves_nothing_and_goes_on_when_awake(
     with pytest.raises(RolloutError, match="wake its weights before a weight sync"):
         tiny_engine.call(receive_asleep, session, "weights")
     for tag in ("weights", "kv_cache"):
-        with pytest.raises(RolloutError, match=r"sleeps .*wake it first"):
+        with pytest.raises(RolloutError, match=r"is asleep .*wake it first"):
             tiny_engine.call(generate_asleep, tag)
     with pytest.raises(RolloutError, match="wake knows"):
         tiny_engine.call(RolloutEngine.wake, ["weight"])
