@@ -42,7 +42,7 @@ class GptOss(Family):
     layer_kinds = (WINDOWED, FULL)
     rope_kinds = ("yarn",)
     quantised = (MXFP4,)
-    own_attention = True
+    needs_own_attention = True
 
     def qkv_bias(self, hf: HfConfig) -> bool:
         return True

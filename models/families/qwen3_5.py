@@ -37,7 +37,7 @@ class Qwen35(Qwen3Next):
     )  # fmt: skip
     rope_kinds = ("default",)
     exported = {"mtp_num_hidden_layers": 0}
-    carried = ("model.visual.",)
+    copied_prefixes = ("model.visual.",)
 
     def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
         return bool(self.expert_count_keys)

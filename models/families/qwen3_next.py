@@ -38,7 +38,7 @@ class Qwen3Next(Qwen3Moe):
     def shared_width(self, hf: HfConfig) -> int:
         return hf.get("shared_expert_intermediate_size") or 0
 
-    def untrained(self, hf: HfConfig) -> tuple[str, ...]:
+    def untrained_prefixes(self, hf: HfConfig) -> tuple[str, ...]:
         """Return the prefix of the multi-token-prediction layer."""
         return ("mtp.",)
 

@@ -133,7 +133,7 @@ class FusedPackedAttention(PackedCore):
             kwargs["v_channels"] = max(kwargs["k_channels"], kwargs["v_channels"])
         self.core = TEDotProductAttention(config, **kwargs)
 
-    def turn(self, query: Tensor, key: Tensor, packed: PackedSegments) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, packed: PackedSegments) -> tuple[Tensor, Tensor]:
         """Rotate with Transformer Engine's kernel, in float32; a scaled embedding (YaRN) uses our code."""
         if packed.angles is None:
             return super().rotate(query, key, packed)

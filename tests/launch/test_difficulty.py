@@ -123,7 +123,7 @@ class Coins:
         """Ended after `most` groups."""
         self.rates, self.most, self.judged, self.seen = rates, most, judged, 0
 
-    def in_turn(self, prompts: list[Prompt], sampling: Sampling) -> Iterator[Group]:
+    def generate_in_order(self, prompts: list[Prompt], sampling: Sampling) -> Iterator[Group]:
         for prompt in prompts:
             if self.seen == self.most:
                 raise KeyboardInterrupt

@@ -58,7 +58,7 @@ class Counting:
         self.asked: list[tuple[int, int]] = []
         self._most = most
 
-    def in_turn(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Group]:
+    def generate_in_order(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Group]:
         for prompt in prompts:
             if len(self.asked) == self._most:
                 raise KeyboardInterrupt

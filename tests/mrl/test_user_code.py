@@ -15,7 +15,7 @@ from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.pool import EnvironmentWorkers
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.plugin_check import check_plugins
-from mrl.rewards.pool.score_offline import score_offline
+from mrl.rewards.pool.score_offline import score
 from mrl.user_code import find_callable, place_of, search_path
 from tests.support.own_folder import write_modules_named_as_pythons
 
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
 def test_reward_workers_start(folder: Path) -> None:
     section = RewardSection(kind="plugin", path="mine:reward", workers=1)
     check_plugins(section.all_verifiers())
-    (verdict,) = score_offline(section, [{"response": "four", "ground_truth": "4"}])
+    (verdict,) = score(section, [{"response": "four", "ground_truth": "4"}])
     assert verdict.value == 4.0, verdict
 
 

@@ -25,7 +25,7 @@ class Alone(RankGroup):
         super().__init__(None, 5.0, CPU)
         self._events = events
 
-    def together(self, action: Callable[[], Any]) -> Any:
+    def run_on_all(self, action: Callable[[], Any]) -> Any:
         result = super().run_on_all(action)
         self._events.append("agreed")
         return result

@@ -16,7 +16,7 @@ from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Sample, Verdict
 
 
-def score_offline(
+def score(
     reward: RewardSection, rows: Sequence[Mapping[str, Any]], *, deadline_seconds: float = 600.0
 ) -> list[Verdict]:
     """Return the verdict of each row's response, in order; the reward workers end with the call.
