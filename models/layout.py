@@ -29,8 +29,8 @@ class RankCoordinates:
 class Layout:
     """A training layout. `world_size` = tp * cp * dp * pp; ep * etp must divide tp * cp * dp.
 
-    >>> Layout(tp=2, ep=2).place(1)
-    Place(rank=1, tp=1, cp=0, dp=0, pp=0, ep=1, etp=0, edp=0)
+    >>> Layout(tp=2, ep=2).coordinates(1)
+    RankCoordinates(rank=1, tp=1, cp=0, dp=0, pp=0, ep=1, etp=0, edp=0)
     """
 
     tp: int = 1

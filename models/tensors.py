@@ -161,8 +161,8 @@ def shard_row(
 ) -> LocalTensor:
     """Return part `index` of `parts` of a row as a local parameter named prefix + row.name.
 
-    >>> cut(Row("w", whole("a", 8), 4, "tp"), parts=2, index=1, chunk=0, dtype="float32").pieces
-    (Piece(tensor='a', start=(4, 0), shape=(4, 4), local_start=(0, 0)),)
+    >>> shard_row(ParameterRows("w", whole_tensor("a", 8), 4, "tp"), parts=2, index=1, chunk=0, dtype="float32").pieces
+    (TensorSlice(tensor='a', start=(4, 0), shape=(4, 4), local_start=(0, 0)),)
     """
     name = prefix + row.name
     if row.dim == 1:

@@ -73,7 +73,7 @@ def _is_locked(path: Path | None) -> bool:
 def _best_validation(curves: Curves) -> dict[str, Any] | None:
     for name in VALIDATED:
         if curves.has(name):
-            values = curves.of(name)
+            values = curves.values(name)
             place = int(np.nanargmin(values) if name == "val/loss" else np.nanargmax(values))
             return {"metric": name, "value": float(values[place]), "step": int(curves.steps[place])}
     return None

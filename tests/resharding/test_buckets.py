@@ -231,7 +231,7 @@ def test_lengths_and_offsets_are_checked_before_use(sender, receiver, change, wh
         if message.kind != "window" or message.index:
             return message
         fields = message.model_dump()
-        (fields if "index" in change else fields["parcels"][0]).update(change)
+        (fields if "index" in change else fields["messages"][0]).update(change)
         return type(message)(**fields)
 
     change_messages(sender, lie)

@@ -17,7 +17,7 @@ def test_alone_replaces_the_advantages_of_rewards() -> None:
     batch, rewards = random_batch(4, seed=0), np.array([1.0, 0.0, 0.0, 0.0])
     estimated = {}
     for alone in (False, True):
-        section = {"distillation": {"teachers": {"default": "one"}, "alone": alone}}
+        section = {"distillation": {"teachers": {"default": "one"}, "teachers_only": alone}}
         estimated[alone], metrics = shape_and_estimate(
             AlgorithmSection.model_validate(section), batch, rewards
         )
