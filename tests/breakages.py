@@ -84,7 +84,7 @@ BREAKAGES = (
         "sum_b.add_(torch.mm(dw, a.t()), alpha=self.scale)", "sum_b.add_(torch.mm(dw, a.t()))",
         ("tests/mrl/training/test_lora.py",)),
     Breakage("admission", "mrl/pool/ledger.py",
-        "return ledger.on_the_way + self.batch * len(ledger.uncommitted)", "return ledger.on_the_way",
+        "return ledger.num_in_flight + self.batch * len(ledger.uncommitted)", "return ledger.num_in_flight",
         ("tests/mrl/pool/test_worlds.py",)),
     Breakage("trained-twice", "mrl/pool/ledger.py",
         "trained = [e for e in self.entries(GroupState.TAKEN) if e.trained_at < version]",

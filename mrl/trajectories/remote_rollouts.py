@@ -109,7 +109,7 @@ class RemoteGroup(GroupInFlight):
     def lacks(self, unanswered: list[int], unjudged: list[int]) -> None:
         """Set which samples lack a response, and which a verdict."""
         self.unanswered, self.unjudged = unanswered, unjudged
-        self.num_unanswered = len(unanswered)
+        self.num_incomplete = len(unanswered)
 
     def start(self, engine: int) -> GroupStart:
         """Return the message that starts the group in its worker."""
@@ -399,7 +399,7 @@ class RemoteRollouts(GroupMaker):
                 self._leave(group, worker)
             if data is not None:
                 break
-            self.engines.num_begun_again += group.num_unanswered
+            self.engines.num_begun_again += group.num_incomplete
             group.begin_again()
         self._progressed(group, worker, [], [], waits=False)
         return Group(group.prompt, samples_of(data, group.prompt))
@@ -425,14 +425,14 @@ class RemoteRollouts(GroupMaker):
         loop = asyncio.get_running_loop()
         group.number, group.worker, group.done = next(self._numbers), worker, loop.create_future()
         worker.groups[group.number] = group
-        worker.load += group.num_unanswered
+        worker.load += group.num_incomplete
         if not any(peer.outbox for peer in self._workers):
             loop.call_soon(self._flush)
         worker.outbox.append(group.start(engine))
 
     def _leave(self, group: RemoteGroup, worker: RemoteWorker) -> None:
         if worker.groups.pop(group.number, None) is not None:
-            worker.load -= group.num_unanswered
+            worker.load -= group.num_incomplete
         group.worker = None
 
     def _flush(self) -> None:
@@ -495,7 +495,7 @@ class RemoteRollouts(GroupMaker):
         waits: bool,
     ) -> None:
         if group.number in worker.groups:
-            worker.load += len(unanswered) - group.num_unanswered
+            worker.load += len(unanswered) - group.num_incomplete
         group.lacks(unanswered, unjudged)
         group.waits = waits
         if not unanswered:

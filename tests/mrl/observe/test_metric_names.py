@@ -29,7 +29,7 @@ UNITS = {
     *("1", "share", "reward", "reward^2", "advantage", "nats", "tokens", "tokens/s", "samples", "groups"),
     *("prompts", "segments", "rounds", "steps", "versions", "s", "bytes", "FLOP/s"),
 }
-NOT_METRICS = {"policy/ess/", "moe/layers/", *RENAMED_METRICS}
+NOT_METRICS = {"policy/ess/", "moe/layers/", *RENAMED_METRICS, *RENAMED_METRICS.values()}
 """Texts with the prefix of a metric that are none, or no longer."""
 
 
