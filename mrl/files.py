@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
+
 from mrl.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -126,7 +128,7 @@ def usual_mode(path: Path) -> Iterator[None]:
 
 
 def take_lock(path: Path, refusal: str) -> int:
-    """Lock a file until the process ends or the returned descriptor is closed.
+    """Lock a file until the process ends or `release_lock` gets the returned descriptor.
 
     Raise ConfigError with `refusal`, {owner} filled in, if another process has the lock.
     """
@@ -140,6 +142,23 @@ def take_lock(path: Path, refusal: str) -> int:
     os.ftruncate(handle, 0)
     os.write(handle, f"host {socket.gethostname()} pid {os.getpid()}\n".encode())
     return handle
+
+
+def release_lock(handle: int) -> None:
+    """Unlock a file of `take_lock`; it names no owner any more."""
+    os.ftruncate(handle, 0)
+    os.close(handle)
+
+
+def has_living_owner(lock: Path) -> bool:
+    """Return True if the owner that a file of `take_lock` names is alive on this machine; take no lock."""
+    try:
+        with lock.open(encoding="utf-8") as file:
+            _, host, _, pid = file.read(200).split()
+            locked = os.fstat(file.fileno()).st_mtime
+        return host == socket.gethostname() and psutil.Process(int(pid)).create_time() < locked + 1
+    except (OSError, ValueError, psutil.Error):
+        return False
 
 
 @contextlib.contextmanager
@@ -160,7 +179,7 @@ def output_lock(path: Path, setting: str) -> Iterator[None]:
         yield
     finally:
         lock.unlink(missing_ok=True)
-        os.close(handle)
+        release_lock(handle)
 
 
 def start_folder(path: Path) -> Path:

@@ -21,8 +21,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,6 +32,8 @@ from mrl.errors import ConfigError, WorkerLost
 from mrl.files import folder_for_sockets
 from mrl.launch.cluster import session_watcher
 from mrl.processes.start import wait_or_kill
+
+log = logging.getLogger(__name__)
 
 SLOT = "slot"
 """Ray resource of one slot: one GPU, or on CPU a trainer rank with its share of an engine."""
@@ -61,6 +64,20 @@ AGENT = Path(__file__).with_name("plain_agent.py")
 @contextlib.contextmanager
 def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
     """Connect to a Ray with at least `num_slots` slots; processes started here are stopped afterwards."""
+    from unittest.mock import patch
+
+    from ray._private import worker
+
+    def say(data: Mapping[str, Any], **options: Any) -> None:
+        log.debug("%s", data["lines"])
+
+    # Ray's long messages about deaths, which deaths.py explains in one line, may arrive as late as its shutdown.
+    with patch.object(worker, "print_to_stdstream", say), _connected(launch, num_slots) as ray:
+        yield ray
+
+
+@contextlib.contextmanager
+def _connected(launch: LaunchSection, num_slots: int) -> Iterator[OwnRay]:
     import ray
 
     address = address_of(launch)

@@ -28,7 +28,6 @@ from mrl.launch.cluster.driver_watchdog import DriverWatchdog
 from mrl.launch.commands.check import Inputs, check_run
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
 from mrl.launch.workers.colocated import Hybrid
-from mrl.launch.workers.deaths import quiet_ray_deaths
 from mrl.launch.workers.environments import EnvironmentRules
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_workers import check_rewards, reward_pool
@@ -136,7 +135,6 @@ def assembled(
         with clock.phase("cluster"):
             stack.enter_context(without_gpus_of(config.reward))
             ray = stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
-            stack.enter_context(quiet_ray_deaths())
         if config.rollout.workers == "node":
 
             def start_workers(hybrid: Hybrid) -> contextlib.AbstractContextManager[object]:

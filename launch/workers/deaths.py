@@ -7,18 +7,13 @@ its out-of-memory kills. A worker that exits or crashes writes why to its log (a
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from mrl.launch.workers.memory_watch import most_held
 from mrl.observe.phases import PhaseClock
-
-log = logging.getLogger(__name__)
 
 LOWER = (
     "lower rollout.kv_cache_bytes, training.microbatch_tokens or launch.object_store_bytes, "
@@ -42,20 +37,6 @@ def kernel_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
 
 
 _KILLS_BEFORE = kernel_kills()
-
-
-@contextlib.contextmanager
-def quiet_ray_deaths() -> Iterator[None]:
-    """Log Ray's long messages about deaths at debug level instead of printing them; `death_cause` gives one line."""
-    from unittest.mock import patch
-
-    from ray._private import worker
-
-    def say(data: Mapping[str, Any], **options: Any) -> None:
-        log.debug("%s", data["lines"])
-
-    with patch.object(worker, "print_to_stdstream", say):
-        yield
 
 
 def death_cause(error: BaseException, clock: PhaseClock, *, here: str) -> str:

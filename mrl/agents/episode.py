@@ -23,7 +23,7 @@ from mrl.samples import Prompt, ResponseSegment, Sample, Status, Transcript, Tur
 
 
 class EpisodeState(enum.Enum):
-    """What an episode waits for."""
+    """State of an episode: what it waits for, or that it ended."""
 
     WANTS_TOKENS = "wants_tokens"
     WANTS_STEP = "wants_step"

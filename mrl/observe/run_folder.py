@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from mrl.files import take_lock
+from mrl.files import release_lock, take_lock
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,7 @@ class RunFolder:
             log.warning("%s: cannot write: %s", path, error)
 
     def close(self) -> None:
-        os.ftruncate(self._lock, 0)  # nobody has the folder
-        os.close(self._lock)
+        release_lock(self._lock)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -54,14 +55,14 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
     if not len(curves) and not samples.seen:
         raise DataError(f"{folder} has no rows of metrics and no samples; is this a run folder?")
     notes = [note for reading in readings.values() for note in reading.notes()]
-    settings, points = _settings_of(folder, notes), curve_points(curves)
+    settings, points, shown = _settings_of(folder, notes), curve_points(curves), samples.tree()
     return {
         "name": run_name(folder),
         "folder": str(folder),
-        "notes": notes + curve_notes(curves) + _left_out(samples),
+        "notes": notes + curve_notes(curves) + _left_out(samples, shown["rows"]),
         "overview": run_overview(curves, points, settings, inside(folder, "lock")),
         "curves": points,
-        "samples": samples.tree(),
+        "samples": shown,
         **settings,
     }
 
@@ -77,6 +78,7 @@ def _settings_of(folder: Path, notes: list[str]) -> dict[str, Any]:
     return {"config": settings, "differing": differing, "facts": flat_facts}
 
 
+@functools.cache
 def _defaults(section: type[pydantic.BaseModel]) -> dict[str, Any]:
     """Return the default of each setting of a section that has one, as JSON values."""
     defaults = {}
@@ -126,10 +128,9 @@ def curve_notes(curves: Curves) -> list[str]:
     return notes
 
 
-def _left_out(samples: SamplesShown) -> list[str]:
-    """Return notes on samples that are not shown."""
-    shown, notes = samples.tree(), []
-    kept = len(shown["rows"])
+def _left_out(samples: SamplesShown, rows: list[dict[str, Any]]) -> list[str]:
+    """Return notes on samples that are not shown; `rows` are."""
+    kept, notes = len(rows), []
     if samples.made_again:
         notes.append(f"{samples.made_again} samples of steps that a resumed run repeated are omitted.")
     if kept < samples.seen - samples.made_again:
@@ -138,6 +139,6 @@ def _left_out(samples: SamplesShown) -> list[str]:
             f"{kept} of {samples.seen} samples are shown, whole prompts chosen evenly by a hash{of_steps}; "
             "--steps FIRST-LAST selects steps, --megabytes shows more."
         )
-    if samples.seen and not any("tokens" in row for row in shown["rows"]):
+    if samples.seen and not any("tokens" in row for row in rows):
         notes.append("No sample has per-token values.")
     return notes

@@ -1,17 +1,15 @@
-"""Summarize a run for the head of the page: status, progress, best validation, model, hardware and version."""
+"""Summarize a run for the head of the page: status, progress, best validation, model, hardware, version."""
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
+from mrl.files import has_living_owner
 from mrl.observe.metric_curves import Curves
 from mrl.report.text import VALIDATED
 
@@ -45,7 +43,7 @@ def run_overview(
 def _status(lock: Path | None, summary: Mapping[str, str], step: int, steps: int | None) -> tuple[str, str]:
     """Return running, done, failed or stopped, and why; the owner of a running run's lock is alive."""
     ended, last_step = summary.get("ended", ""), _number(summary.get("steps", ""))
-    if _is_locked(lock):
+    if lock is not None and has_living_owner(lock):
         return "running", ""
     if not ended or (last_step is not None and last_step < step):  # of an earlier start
         is_complete = steps is not None and step >= steps
@@ -57,17 +55,6 @@ def _status(lock: Path | None, summary: Mapping[str, str], step: int, steps: int
 
 def _number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"\d{1,15}", text) else None
-
-
-def _is_locked(path: Path | None) -> bool:
-    """Return True if the process that the lock file names is alive on this machine."""
-    try:
-        with open(path or "", encoding="utf-8") as file:
-            _, host, _, pid = file.read(200).split()
-        started = psutil.Process(int(pid)).create_time()
-        return host == socket.gethostname() and started < os.stat(file.name).st_mtime + 1
-    except (OSError, ValueError, psutil.Error):
-        return False
 
 
 def _best_validation(curves: Curves) -> dict[str, Any] | None:

@@ -100,7 +100,7 @@ class GroupsDone(WorkerMessage):
 
 
 class GroupProgress(msgspec.Struct, array_like=True):
-    """What an open group lacks."""
+    """Missing responses and verdicts of an open group."""
 
     number: int
     unanswered: list[int]
