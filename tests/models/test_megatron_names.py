@@ -53,11 +53,11 @@ LAYOUTS = [
 ]
 
 
-def build_rank(hf: dict, layout: Layout, place: RankCoordinates) -> list[PackedModel]:
+def build_rank(hf: dict, layout: Layout, coordinates: RankCoordinates) -> list[PackedModel]:
     """The model chunks of one rank, as the worker builds them."""
     from megatron.core import parallel_state
 
-    dist.init_process_group("fake", store=FakeStore(), rank=place.rank, world_size=layout.world_size)
+    dist.init_process_group("fake", store=FakeStore(), rank=coordinates.rank, world_size=layout.world_size)
     parallel_state.initialize_model_parallel(
         layout.tp, layout.pp, layout.vpp if layout.vpp > 1 else None, context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep, expert_tensor_parallel_size=layout.etp, create_gloo_process_groups=False,
@@ -69,7 +69,7 @@ def build_rank(hf: dict, layout: Layout, place: RankCoordinates) -> list[PackedM
             parallel_state.get_expert_model_parallel_rank(),
             parallel_state.get_expert_tensor_parallel_rank(),
             parallel_state.get_expert_data_parallel_rank(),
-        ) == (place.tp, place.pp, place.ep, place.etp, place.edp)
+        ) == (coordinates.tp, coordinates.pp, coordinates.ep, coordinates.etp, coordinates.edp)
         training = TrainingSection(dtype="float32")
         return build_chunks(hf, training, layout, max_length=64, device=torch.device("cpu")).models
     finally:
@@ -100,9 +100,9 @@ def expected(manifest: RankManifest) -> dict[tuple[int, str], tuple[tuple[int, .
 @pytest.mark.parametrize(("hf", "layout"), LAYOUTS)
 def test_names_and_shapes_equal_megatrons(hf, layout):
     tables = trainer_manifests.trainer_rank_manifests(hf, layout, dtype="float32")
-    for place in layout.places():
-        chunks = [model.weights() for model in build_rank(hf, layout, place)]
-        assert described(chunks) == expected(tables[place.rank])
+    for coordinates in layout.all_coordinates():
+        chunks = [model.weights() for model in build_rank(hf, layout, coordinates)]
+        assert described(chunks) == expected(tables[coordinates.rank])
 
 
 class LocalSpecExperts(SequentialMLP):
@@ -119,6 +119,6 @@ def test_sequential_experts_have_megatrons_names_too(layout, monkeypatch):
     """Of models that somebody else built with Megatron's local spec."""
     monkeypatch.setattr(layer_specs, "GroupedExperts", LocalSpecExperts)
     tables = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, layout, dtype="float32", spec=LOCAL)
-    for place in layout.places():
-        chunks = [model.weights() for model in build_rank(QWEN3_MOE, layout, place)]
-        assert described(chunks) == expected(tables[place.rank])
+    for coordinates in layout.all_coordinates():
+        chunks = [model.weights() for model in build_rank(QWEN3_MOE, layout, coordinates)]
+        assert described(chunks) == expected(tables[coordinates.rank])
