@@ -88,7 +88,7 @@ NIGHTLY = {
     "tests/launch/test_agents.py::test_rows_with_and_without_an_environment": "tests/launch/test_agents.py::test_episodes_are_trained_on_policy",
     "tests/launch/test_tune_ranks.py::test_ranks_meet_where_nobody_else_gets_to_and_finish_their_step[told": "tests/launch/test_tune_ranks.py::test_ranks_meet_where_nobody_else_gets_to_and_finish_their_step[killed",
     "tests/launch/test_rollout_workers.py::test_a_stream_survives": "tests/launch/test_rollout_workers.py::test_a_policy_survives",
-    "tests/launch/test_difficulty.py::test_rates_of_a_real_engine": "tests/launch/test_difficulty.py::test_an_ended_survey_goes_on_and_ends_with_the_same_figures",
+    "tests/launch/test_evaluate.py::test_rates_of_a_real_engine": "tests/launch/test_evaluate.py::test_a_run_takes_the_rows_whose_solve_rates_were_measured",
     "tests/launch/test_evaluate.py::test_stop_texts": "tests/mrl/rollout/test_sampling.py::test_stop_texts_end_a_response_that_keeps_them",
     "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[tp2-ep2-to-1": "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[ep2-dp2-to-2-offloaded",
     "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[pp2-to-2": "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[ep2-dp2-to-2-offloaded",

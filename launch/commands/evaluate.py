@@ -1,4 +1,4 @@
-"""`mrl eval`: measure greedy reward, avg@k and pass@k of a model folder, without trainer or Ray."""
+"""`mrl eval`: measure greedy reward, avg@k, pass@k and solve rates of a model folder, without trainer or Ray."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
+from mrl.data.difficulty import rate_line
 from mrl.data.identity import prompt_id
 from mrl.data.load_rows import load_validation
 from mrl.data.tokenise import load_tokenizer_for
@@ -29,24 +30,32 @@ from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
 
-SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
+SAMPLES, RATES, SUMMARY = "samples.jsonl", "rates.jsonl", "summary.json"
 SECONDS_BETWEEN = 10.0
 """Between two progress lines."""
 
 
-def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
+def evaluate(config: Config, *, out: str | None = None, train: bool = False) -> dict[str, float]:
     """Return `val/reward` (and `val/accuracy`, if it is one), `val/avg@k` and `val/pass@k` over
-    data.validation.
+    data.validation, or with `train` over data.train.
 
-    k is loop.validation.num_samples; no training row is read. The new folder `out` gets a summary (model,
-    settings, finally metrics) and every sample once it is judged: kind "validation" if greedy, else
-    "sampled"; metrics are means of `score`. Raises ConfigError if `out` is not empty or in use.
+    k is loop.validation.num_samples. The new folder `out` gets a summary (model, settings, finally metrics),
+    every sample once it is judged: kind "validation" if greedy, else "sampled"; metrics are means of `score`;
+    and each prompt's solve rate over the last kind. Raises ConfigError if `out` is not empty or in use, or
+    for solve rates of no sampled responses.
     """
+    if train:
+        if not config.loop.validation.num_samples:
+            raise ConfigError(
+                "loop.validation.num_samples is 0, and greedy responses give no solve rate; set it, e.g. to 16"
+            )
+        data = config.data.model_copy(update={"validation": config.data.train, "difficulty": None})
+        config = config.model_copy(update={"data": data})
     with output_lock(Path(out), "--out") if out else contextlib.nullcontext():
-        return _evaluate(config, Path(out) if out else None)
+        return _evaluate(config, Path(out) if out else None, train=train)
 
 
-def _evaluate(config: Config, out: Path | None) -> dict[str, float]:
+def _evaluate(config: Config, out: Path | None, *, train: bool) -> dict[str, float]:
     start = time.monotonic()
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists and is not empty; choose a new folder")
@@ -57,7 +66,7 @@ def _evaluate(config: Config, out: Path | None) -> dict[str, float]:
         config.data, config.reward, tokenizer, tools=acting.tools_of if acting else None
     )
     print(dataset.report.text(), file=sys.stderr, flush=True)
-    prompts = dataset.validation_prompts(config.loop.validation.num_prompts)
+    prompts = dataset.validation_prompts(sys.maxsize if train else config.loop.validation.num_prompts)
     if not prompts:
         raise DataError("data.validation is not set or has no rows left; mrl eval measures it")
     results = Results(out, config, prompts) if out else None
@@ -107,6 +116,7 @@ class Results:
 
     def __init__(self, folder: Path, config: Config, prompts: Sequence[Prompt]) -> None:
         self._folder = folder
+        self._rated = "sampled" if config.loop.validation.num_samples else "validation"
         self._about: dict[str, Any] = {
             "model": {"path": config.model.path, "sha256": model_digest(config.model.path)},
             "prompts": len(prompts),
@@ -124,6 +134,9 @@ class Results:
         ]
         with (self._folder / SAMPLES).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
+        if kind == self._rated:
+            with (self._folder / RATES).open("a", encoding="utf-8") as file:
+                file.write(rate_line(group.prompt, scores.known))
 
     def end(self, metrics: dict[str, float], *, seconds: float) -> None:
         """Write the final metrics; `seconds`: duration of the call."""

@@ -16,7 +16,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "make": ("make arithmetic --out data/arithmetic",),
     "data": (f"data {_QUICK}",),
     "eval": (f"eval {_QUICK} model.path=exported --out results",),
-    "difficulty": (f"difficulty {_QUICK} data.difficulty.file=rates.jsonl",),
     "rewards": (f"rewards try {_QUICK}",),
     "show": (f'rewards show {_QUICK} --row 7 --response "12" --explain',),
     "try": (f"rewards try {_QUICK} --rows 20", "0 no errors", "1 failed, or found errors", EXITS[2]),

@@ -22,9 +22,6 @@ def add_training_to(commands) -> None:
 def add_inspection_to(commands) -> None:
     """Add the commands that inspect or evaluate a configuration."""
     _eval_command(commands)
-    config_command(
-        commands, "difficulty", _difficulty, "measure how often model.path solves each prompt of data.train"
-    )
     _rewards_command(commands)
     _plan_command(commands)
     _settings_command(commands)
@@ -132,7 +129,10 @@ def _eval_command(commands) -> None:
     evaluate = config_command(
         commands, "eval", _eval, "measure greedy reward, avg@k and pass@k of model.path on data.validation"
     )
-    evaluate.add_argument("--out", help="new or empty folder for samples.jsonl and summary.json")
+    evaluate.add_argument("--out", help="new or empty folder for samples.jsonl, rates.jsonl and summary.json")
+    evaluate.add_argument(
+        "--train", action="store_true", help="measure data.train, e.g. to filter it (data.difficulty.file)"
+    )
 
 
 def _eval(options: argparse.Namespace) -> int:
@@ -141,18 +141,9 @@ def _eval(options: argparse.Namespace) -> int:
     quiet()
     from mrl.launch.commands.evaluate import evaluate
 
-    for name, value in evaluate(command_config(options), out=options.out).items():
+    for name, value in evaluate(command_config(options), out=options.out, train=options.train).items():
         print(f"{name} {value:.4f}")
     return 0
-
-
-def _difficulty(options: argparse.Namespace) -> int:
-    from mrl.rollout.vllm_environment import quiet
-
-    quiet()
-    from mrl.launch.commands.difficulty import measure_difficulty
-
-    return print_result(measure_difficulty(command_config(options)))
 
 
 def _rewards_command(commands) -> None:

@@ -13,6 +13,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from mrl.config.load import load
+from mrl.data.difficulty import read_rates
+from mrl.data.load_rows import load_data
 from mrl.errors import ConfigError
 from mrl.files import output_lock
 from mrl.launch.commands import evaluate as evaluating
@@ -79,11 +81,11 @@ def measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     asked = [f"model.path={tmp_path}/model", f"data.validation={tmp_path}/rows.jsonl"]
 
-    def measure(*more: str, most: int = 100) -> Counting:
+    def measure(*more: str, most: int = 100, train: bool = False) -> Counting:
         model = Counting(most=most)
         monkeypatch.setattr(evaluating, "one_engine", lambda *_, **__: contextlib.nullcontext(model))
         config = load([GSM8K], [*asked, "loop.validation={num_prompts: 5, num_samples: 3}", *more])
-        evaluate(config, out=f"{tmp_path}/out")
+        evaluate(config, out=f"{tmp_path}/out", train=train)
         return model
 
     return measure
@@ -119,6 +121,36 @@ def test_samples_are_written_as_they_are_judged_and_the_summary_at_the_end(measu
     assert model.asked == [(-1 - n, size) for size in (1, 3) for n in range(5)]
     assert len(begun.splitlines()) == 11 and (out / "samples.jsonl").read_bytes().startswith(begun)
     assert json.loads((out / "summary.json").read_text())["metrics"]["val/reward"] > 0.4
+
+
+def test_a_run_takes_the_rows_whose_solve_rates_were_measured(measuring, tmp_path) -> None:
+    """Of responses that are drawn, if there are any: only the first one of the first row has a score of 1."""
+    rows = f"data.train={tmp_path}/rows.jsonl"
+    with pytest.raises(ConfigError, match=r"loop\.validation\.num_samples is 0, .*; set it, e\.g\. to 16"):
+        measuring(rows, "loop.validation.num_samples=0", train=True)
+    chosen = f"data.difficulty.file={tmp_path}/out/rates.jsonl"
+    measuring(rows, chosen, "loop.validation.num_prompts=1", train=True)
+    rates = list(read_rates(tmp_path / "out/rates.jsonl").values())
+    assert rates == [(3, 1), (2, 0), (3, 0), (3, 0), (3, 0)], "rates of every row, of samples with a reward"
+    tokenizer = load_tokenizer(tmp_path / "model")
+    config = load([GSM8K], [f"model.path={tmp_path}/model", rows, chosen, "data.validation=null"])
+    assert [source.rows[0].text for source in load_data(config.data, config.reward, tokenizer).train] == [
+        "0+1?"
+    ]
+
+
+@pytest.mark.integration
+def test_rates_of_a_real_engine_choose_the_rows_of_a_run(task: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+{n}=", "answer": str(answer)} for n, answer in enumerate([0, 1, 2] * 4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = words(
+        *(task, tmp_path, "rates", f"data.train={tmp_path}/rows.jsonl", "loop.validation.num_samples=16"),
+        f"reward={{kind: plugin, style: verl, path: {Path(__file__).parent}/rewards.py:by_answer}}",
+    )
+    run("eval", *config, "--train", "--out", f"{tmp_path}/out", log=tmp_path / "log")
+    chosen = f"data.difficulty.file={tmp_path}/out/rates.jsonl"
+    shown = run("data", *config, chosen, log=tmp_path / "data.log", seconds=120)
+    assert "left out by data.difficulty: 8 of domain default" in shown and "rows: 4," in shown
 
 
 def test_two_measurements_do_not_write_into_one_folder(measuring, tmp_path) -> None:

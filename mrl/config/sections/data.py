@@ -52,16 +52,14 @@ class DataEntry(Section):
 
 
 class DifficultySection(Section):
-    """Choice of training rows by the solve rates that `mrl difficulty` measured."""
+    """Choice of training rows by the solve rates that `mrl eval --train` measured."""
 
     file: str
-    """Store solve rates here (jsonl, one line per prompt): `mrl difficulty` writes the file, runs read it."""
+    """Read solve rates from this file, the rates.jsonl of `mrl eval --train --out FOLDER`."""
     min: float = Field(default=0.1, ge=0, lt=1)
     """Leave out rows with a lower solve rate: groups without a correct response teach nothing."""
     max: float = Field(default=0.9, gt=0, le=1)
     """Leave out rows with a higher solve rate."""
-    samples: int = Field(default=16, ge=1)
-    """Draw this many samples per prompt in `mrl difficulty`."""
 
     def faults(self) -> Iterator[str]:
         if self.min >= self.max:

@@ -64,7 +64,7 @@ class LoopSection(Section):
     """Stop the run above this share of samples without a reward in a step."""
     phase_deadline_seconds: float = Field(default=1800.0, gt=0)
     """End the run, naming the phase, if one phase of a step takes longer than this many seconds; in commands
-    that query one engine (`mrl eval`, `mrl difficulty`, `mrl make preferences`), the longest gap between
+    that query one engine (`mrl eval`, `mrl make preferences`), the longest gap between
     responses or verdicts."""
     max_rollout_mismatch: float | None = Field(default=None, gt=0)
     """Stop the run above this |engine - trainer log-prob| outside router near-ties; null only measures."""

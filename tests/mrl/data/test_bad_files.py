@@ -15,7 +15,7 @@ import pytest
 from mrl.config.sections.data import DataSection
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoder
-from mrl.data.difficulty import RateFile
+from mrl.data.difficulty import read_rates
 from mrl.data.load_rows import Dataset, load_data
 from mrl.data.row_files import read_rows
 from mrl.data.tune_rows import load_training
@@ -98,13 +98,10 @@ class Cases:
 
     def rates(self, mutator: Mutator, folder: Path) -> None:
         path = folder / "rates.jsonl"
-        lines = [
-            {"about": {"model": "x"}},
-            *({"id": f"i{n}", "samples": 4, "solved": n} for n in range(4)),
-        ]
+        lines = [{"id": f"i{n}", "samples": 4, "solved": n} for n in range(4)]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         mutator.spoil(path, "lines")
-        found, said = outcome(lambda: RateFile.read(path))
+        found, said = outcome(lambda: read_rates(path))
         assert found is not None or path.name in said, said
 
     def saved(self, mutator: Mutator, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,16 @@ import pytest
 
 from mrl.config.load import load
 from mrl.config.sections.data import DataSection, DifficultySection
-from mrl.data.difficulty import RateFile, SolveRate, prompt_id
+from mrl.data.difficulty import rate_line, read_rates
+from mrl.data.identity import prompt_id
 from mrl.data.load_rows import load_data
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.samples import Prompt
 
 MATHS = RewardSection(kind="maths")
-ABOUT = {"model": "abc", "temperature": 1.0}
-RATES = (SolveRate(16, 0), SolveRate(4, 2), SolveRate(16, 16), SolveRate(0, 0))
-"""Too hard, inside, too easy, not known."""
+SCORES = ([0.0] * 15 + [0.9], [1.0, 0.0, 1.5, 0.0], [1.0] * 16, [])
+"""Of prompts that are too hard, inside, too easy, and not known."""
 
 
 @pytest.fixture
@@ -32,13 +31,11 @@ def section(write_rows: Any, tmp_path: Path) -> DataSection:
 
 
 def measured(section: DataSection, tokenizer: Any) -> tuple[Path, list[Prompt]]:
-    """The file with RATES, and the prompts."""
-    whole = load_data(section.model_copy(update={"difficulty": None}), MATHS, tokenizer)
-    prompts = list(whole.train[0].rows)
+    """Write the file with SCORES; return it and the prompts."""
+    prompts = list(load_data(section.model_copy(update={"difficulty": None}), MATHS, tokenizer).train[0].rows)
     assert section.difficulty is not None
-    known = {prompt_id(prompt): rate for prompt, rate in zip(prompts, RATES, strict=False)}
     path = Path(section.difficulty.file)
-    RateFile(ABOUT, known).write(path, prompts[: len(RATES)], section.difficulty)
+    path.write_text("".join(map(rate_line, prompts, SCORES)))
     return path, prompts
 
 
@@ -67,14 +64,6 @@ def test_the_band_of_a_run_may_be_another_than_that_of_the_measurement(
     assert (data.report.too_hard, data.report.too_easy) == (0, 2)
 
 
-def test_a_line_tells_people_what_is_known(section: DataSection, plain_tokenizer: Any) -> None:
-    path, prompts = measured(section, plain_tokenizer)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines[0] == {"about": ABOUT}
-    assert [line["place"] for line in lines[1:]] == ["below", "inside", "above", "unknown"]
-    assert lines[2]["row"] == prompts[1].row and (lines[2]["samples"], lines[2]["solved"]) == (4, 2)
-
-
 def test_a_prompt_is_known_wherever_its_row_lies_and_not_with_another_answer(
     section: DataSection, plain_tokenizer: Any, write_rows: Any
 ) -> None:
@@ -87,25 +76,22 @@ def test_a_prompt_is_known_wherever_its_row_lies_and_not_with_another_answer(
 
 def test_a_later_line_counts_and_a_last_line_without_its_end_does_not(section, plain_tokenizer) -> None:
     path, prompts = measured(section, plain_tokenizer)
-    name = prompt_id(prompts[0])
     with path.open("a") as file:
-        file.write(json.dumps({"id": name, "samples": 20, "solved": 3}) + "\n")
-        file.write('{"id": "0011", "sam')
-    assert RateFile.read(path).prompts[name] == SolveRate(20, 3)
-    assert len(RateFile.read(path).prompts) == len(RATES)
+        file.write(rate_line(prompts[0], [1.0, 1.0, 0.0]) + '{"id": "0011", "sam')
+    rates = read_rates(path)
+    assert len(rates) == len(SCORES) and rates[prompt_id(prompts[0])] == (3, 2)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "not valid JSON"),
-        ('{"prompt": "1+1="}\n', "whose first line has `about`"),
-        ('{"about": {}}\n[1]\n', "rates.jsonl:2: \\[1\\] is not an object"),
-        ('{"about": {}}\n{"id": "x", "samples": 4}\n', "must have id, samples, solved"),
-        ('{"about": {}}\n{"id": "x", "samples": 4, "solved": 5}\n', "5 solved of 4 samples"),
-        ('{"about": {}}\n{"id": "x", "samples": 4, "solved": 1}\n', "has none of the 5 training"),
+        ("", "has none of the 5 training"),
+        ("[1]\n", r"rates.jsonl:1: a prompt's line must have id, samples, solved, not \[1\]"),
+        ('{"id": "x", "samples": 4}\n', "must have id, samples, solved"),
+        ('{"id": "x", "samples": 4, "solved": 5}\n', "5 solved of 4 samples"),
+        ('{"id": "x", "samples": 4, "solved": 1}\n', "has none of the 5 training"),
         ("\x00\n", "not valid JSON"),
-        ('{"about": ' + "[" * 100_000 + "\n", "not valid JSON"),
+        ('{"id": ' + "[" * 100_000 + "\n", "not valid JSON"),
     ],
 )
 def test_other_files_are_refused_in_a_sentence(text, said, section, plain_tokenizer, tmp_path) -> None:
@@ -115,7 +101,7 @@ def test_other_files_are_refused_in_a_sentence(text, said, section, plain_tokeni
 
 
 def test_a_file_that_is_not_there_is_named(section: DataSection, plain_tokenizer: Any) -> None:
-    with pytest.raises(DataError, match=r"rates\.jsonl cannot be read .*write it with `mrl difficulty`"):
+    with pytest.raises(DataError, match=r"rates\.jsonl cannot be read .*write it with `mrl eval --train"):
         load_data(section, MATHS, plain_tokenizer)
 
 
