@@ -27,17 +27,8 @@ def measured_rows(
 ) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl that `measured` made with a loop at its first step, of at most `num_steps`, without
     validation and checkpoints. `lengths`: of each response, instead of where the policy would end it."""
-    validation = {
-        "every_steps": 0,
-        "before_training": False,
-        "after_training": False,
-        "num_prompts": 1,
-    }
-    loop = {
-        "validation": validation,
-        "checkpoint": {"every_steps": 0, "at_end": False},
-        "steps": num_steps,
-    }
+    validation = {"every_steps": 0, "before_training": False, "after_training": False, "num_prompts": 1}
+    loop = {"validation": validation, "checkpoint": {"every_steps": 0, "at_end": False}, "steps": num_steps}
     with tempfile.TemporaryDirectory(prefix="mrl-bench-") as folder:
         config = changed(config, loop=loop, run={"folder": folder})
         run_folder = RunFolder(config.run_folder)

@@ -11,13 +11,7 @@ import pytest
 from mrl.pages import write_pages
 from tests.support.source_tree import ROOT
 
-PAGES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *(ROOT / "examples").rglob("*.md"),
-        *(ROOT / "docs").rglob("*.md"),
-    ]
-)
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PLACE = re.compile(
     r"\b(?:mrl|models|resharding|launch|configs|docs|tests|benchmarks|examples|slurm)/[\w./-]*\w/?"
 )

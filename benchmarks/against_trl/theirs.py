@@ -17,16 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from workloads import (
-    THREADS,
-    WORKLOADS,
-    Workload,
-    reward,
-    tell,
-    text_of,
-    write_model,
-    write_tokenizer,
-)
+from workloads import THREADS, WORKLOADS, Workload, reward, tell, text_of, write_model, write_tokenizer
 
 WARM_UP = 1
 PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))

@@ -60,13 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     engine = EngineKind(rollout.tp, options.quantize) if options.receivers == "vllm" else None
     per_node = options.slots_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", world))
     bench = Rank(
-        hf,
-        train,
-        manifests,
-        rank,
-        engine=engine,
-        deadline_seconds=options.deadline,
-        slots_per_node=per_node,
+        hf, train, manifests, rank, engine=engine, deadline_seconds=options.deadline, slots_per_node=per_node
     )
     report: dict[str, Any] = {
         "command": " ".join(sys.argv if argv is None else argv),

@@ -145,10 +145,7 @@ def join(address: str, *, head_seconds: float = 0.0) -> None:
         if ":" in address:
             _await_head(address, head_seconds)
         ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            runtime_env=python_of_workers(),
+            address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=python_of_workers()
         )
     except (OSError, ValueError) as error:
         refused = "AuthenticationError" in str(error.__cause__)  # Ray's traceback as text

@@ -289,11 +289,7 @@ def hybrid_engine(
             config,
             TrainGroup(config, placement, clock, **options),
             RolloutGroup(
-                config,
-                placement,
-                clock,
-                sleeps=config.rollout.enable_sleep_mode and gpus,
-                **options,
+                config, placement, clock, sleeps=config.rollout.enable_sleep_mode and gpus, **options
             ),
             clock,
             offloads=config.training.offloads(gpus=gpus),

@@ -169,10 +169,7 @@ class ActorGroup[A: Actor]:
 
 
 def wait_all[R](
-    calls: Mapping[str, ObjectRef[R]],
-    *,
-    deadline_seconds: float,
-    clock: PhaseClock,
+    calls: Mapping[str, ObjectRef[R]], *, deadline_seconds: float, clock: PhaseClock
 ) -> dict[str, R]:
     """Return the results of remote calls by worker name ("trainer rank 1"); the clock counts the waiting
     time.

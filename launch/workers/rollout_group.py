@@ -52,13 +52,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     actor_class: type[RolloutActor] = RolloutActor
 
     def __init__(
-        self,
-        config: Config,
-        placement: Placement,
-        clock: PhaseClock,
-        *,
-        sleeps: bool,
-        **options: Any,
+        self, config: Config, placement: Placement, clock: PhaseClock, *, sleeps: bool, **options: Any
     ) -> None:
         """Start the actors, with `options`; `sleeps`: engines free their memory between rounds."""
         self._dp, self.placement = config.rollout.dp, placement

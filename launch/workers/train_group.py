@@ -148,10 +148,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         return parts, list(self.wait(calls).values())
 
     def _merged(
-        self,
-        batch: TrainBatch,
-        parts: Sequence[np.ndarray],
-        results: Sequence[dict[str, np.ndarray] | None],
+        self, batch: TrainBatch, parts: Sequence[np.ndarray], results: Sequence[dict[str, np.ndarray] | None]
     ) -> dict[str, np.ndarray]:
         """Return all shards' arrays in batch order, each from tp 0, cp 0 of the last pipeline stage."""
         shards = [arrays for arrays in results if arrays is not None]

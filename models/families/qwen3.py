@@ -34,5 +34,5 @@ class Qwen3Moe(Qwen3):
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
         return super().transformer_fields(hf) | {
             # HF: softmax over all experts, then top-k, divided by its sum if norm_topk_prob
-            "moe_router_pre_softmax": not hf.get("norm_topk_prob", False),
+            "moe_router_pre_softmax": not hf.get("norm_topk_prob", False)
         }

@@ -12,10 +12,7 @@ _IMAGES = "training on images is not implemented, and its text model's tensors h
 REFUSED: dict[str, tuple[str, str]] = {
     "deepseek_v32": (_INDEXER, "deepseek_v3"),
     "glm_moe_dsa": (_INDEXER, "deepseek_v3"),
-    "nemotron_h": (
-        "its Mamba2 layers and experts without a gate are not implemented",
-        "qwen3_moe",
-    ),
+    "nemotron_h": ("its Mamba2 layers and experts without a gate are not implemented", "qwen3_moe"),
     "ernie4_5_moe": (
         "its router adds correction biases to softmax scores, which Megatron does not support",
         "qwen3_moe",
@@ -23,10 +20,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "deepseek_v4": (_CONNECTIONS, "deepseek_v3"),
     "glm5_next": (_CONNECTIONS, "deepseek_v3"),
     "qwen4_exp": (_CONNECTIONS, "qwen3_5_moe"),
-    "minimax_m3_vl": (
-        "its indexer of attended blocks of tokens is not implemented",
-        "minimax_m2",
-    ),
+    "minimax_m3_vl": ("its indexer of attended blocks of tokens is not implemented", "minimax_m2"),
     "llama4": (_IMAGES, "mixtral"),
     "llama4_text": (
         "some layers have no rotary embedding, others attend only within chunks, and experts are weighted "

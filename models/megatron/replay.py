@@ -37,12 +37,7 @@ class ReplayedRouting:
         """Choices of known tokens: those that the router would also have made, and all."""
 
     def get_replay_topk(
-        self,
-        scores: Tensor,
-        topk: int,
-        num_groups: int | None,
-        group_topk: int | None,
-        choose: Choose,
+        self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, choose: Choose
     ) -> tuple[Tensor, Tensor]:
         """Return (scores [tokens, k] of the given experts, the experts)."""
         number = self._next()
@@ -88,12 +83,7 @@ class RecordedRouting:
         """[tokens, k] of each micro-batch that went forward."""
 
     def get_replay_topk(
-        self,
-        scores: Tensor,
-        topk: int,
-        num_groups: int | None,
-        group_topk: int | None,
-        choose: Choose,
+        self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, choose: Choose
     ) -> tuple[Tensor, Tensor]:
         """Return the router's own choice and record it."""
         values, experts = choose(scores, topk, num_groups=num_groups, group_topk=group_topk)

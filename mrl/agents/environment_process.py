@@ -117,8 +117,7 @@ def _messages(value: Any) -> list[dict[str, str]]:
         return [{"role": "user", "content": value}] if value else []
     if not isinstance(value, list | tuple) or any(not isinstance(message, Mapping) for message in value):
         raise _Wrong(
-            EnvironmentFault.CONTRACT,
-            f"an observation must be text or messages, not {type(value).__name__}",
+            EnvironmentFault.CONTRACT, f"an observation must be text or messages, not {type(value).__name__}"
         )
     return [dict(message) for message in value]
 

@@ -123,10 +123,7 @@ def _token_rewards(samples: Sequence[Sample]) -> np.ndarray | None:
 
 
 def shape_by_domain(
-    config: AlgorithmSection,
-    outcomes: Outcomes,
-    *,
-    lengths: Tensor,
+    config: AlgorithmSection, outcomes: Outcomes, *, lengths: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
     """Return ([B] float64 shaped rewards, 0 without a reward; metrics over the scored samples).
 

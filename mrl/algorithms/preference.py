@@ -194,11 +194,7 @@ class PreferenceObjective:
         del entropy
         mask, known = arrays["loss_mask"], segments.values
         kept = checked({"logprobs": logprobs}, mask, segments)["logprobs"].double()
-        whole = Side(
-            segments.sum(kept),
-            known["ref_logprob"],
-            segments.sum(mask.double()).clamp(min=1),
-        )
+        whole = Side(segments.sum(kept), known["ref_logprob"], segments.sum(mask.double()).clamp(min=1))
         if self._loss is None:
             return self._labelled(whole, known["side"] > 0, denominators)
         return self._paired(whole, denominators)

@@ -31,9 +31,7 @@ from mrl.samples import Group, TrainBatch
 
 
 def shape_and_estimate(
-    config: AlgorithmSection,
-    batch: TrainBatch,
-    outcomes: Outcomes | Sequence[Group] | np.ndarray,
+    config: AlgorithmSection, batch: TrainBatch, outcomes: Outcomes | Sequence[Group] | np.ndarray
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Return (the batch with float32 arrays advantages and, if a critic learns them, returns; metrics).
 

@@ -26,11 +26,7 @@ from mrl.config.sections.tune import ObjectiveSection
 
 
 def pair_losses(
-    section: ObjectiveSection,
-    chosen: Tensor,
-    rejected: Tensor,
-    margin: Tensor,
-    probability: Tensor,
+    section: ObjectiveSection, chosen: Tensor, rejected: Tensor, margin: Tensor, probability: Tensor
 ) -> Tensor:
     """Return the [P] loss of each pair; all tensors [P], `probability` that the chosen response is better."""
     difference = chosen - rejected - margin

@@ -130,11 +130,7 @@ def planned_traffic(
 ) -> Traffic:
     """Return the same bytes from the plan itself: exact for every layout, slow for hundreds of slots."""
     world = layout.world_size
-    engine = Layout(
-        tp=rollout.tp,
-        ep=rollout.ep,
-        dp=(own_slots or world) // rollout.tp,
-    )
+    engine = Layout(tp=rollout.tp, ep=rollout.ep, dp=(own_slots or world) // rollout.tp)
     shared = Topology.shared(world, slots_per_node=gpus_per_node)
     nodes = [slot // gpus_per_node for slot in range(world + own_slots)]
     apart = Topology.separate_pools(nodes, num_trainers=world)

@@ -157,10 +157,7 @@ def _rewards_command(commands) -> None:
     )
     show.add_argument("--explain", action="store_true", help="print each verifier's input and verdict")
     tried = config_command(
-        kinds,
-        "try",
-        _rewards_try,
-        "score good, bad, empty, truncated and adversarial responses before a run",
+        kinds, "try", _rewards_try, "score good, bad, empty, truncated and adversarial responses before a run"
     )
     tried.add_argument(
         "--rows", type=int, default=20, help="use the first ROWS rows of each domain; 20 by default"
@@ -169,10 +166,7 @@ def _rewards_command(commands) -> None:
         "--right", help='correct responses: a column of the rows, or a file of {"row", "response"}'
     )
     check = config_command(
-        kinds,
-        "check",
-        _rewards_check,
-        "measure agreement with labelled responses, and try attacks",
+        kinds, "check", _rewards_check, "measure agreement with labelled responses, and try attacks"
     )
     check.add_argument(
         "--gold", required=True, help='rows {"prompt", "response", "right", "answer", "domain", "tag"}'

@@ -117,9 +117,7 @@ def _export_command(commands) -> None:
     export.add_argument("--step", type=int, help="step of the checkpoint; the newest valid one by default")
     export.add_argument("--max-shard-bytes", type=int, help="largest weights file, in bytes; 5 GB by default")
     export.add_argument(
-        "--adapter",
-        action="store_true",
-        help="export only the LoRA adapters (training.lora), in PEFT format",
+        "--adapter", action="store_true", help="export only the LoRA adapters (training.lora), in PEFT format"
     )
     export.set_defaults(run=_export)
 

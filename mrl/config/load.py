@@ -21,10 +21,7 @@ from mrl.errors import ConfigError
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.section import Section
 
-CHOICES = {
-    "algorithm.loss": ("name", "ppo_clip"),
-    "algorithm.correction": ("kind", "off"),
-}
+CHOICES = {"algorithm.loss": ("name", "ppo_clip"), "algorithm.correction": ("kind", "off")}
 """Sections (with the key that chooses, and its default) whose constants belong to the choice: another loss or
 correction drops the constants given for the former one."""
 log = logging.getLogger(__name__)

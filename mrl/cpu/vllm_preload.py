@@ -12,10 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_FOLDERS = {
-    "libgomp": (("torch", "../torch.libs"), ("torch", "lib")),
-    "libtcmalloc": (("vllm", "libs"),),
-}
+_FOLDERS = {"libgomp": (("torch", "../torch.libs"), ("torch", "lib")), "libtcmalloc": (("vllm", "libs"),)}
 """Folders in or beside packages where vLLM looks for each library."""
 
 

@@ -222,9 +222,7 @@ def step_row_numbers(rows: TuneRows, section: TuneSection, *, step: int, seed: i
 
 
 def build_tune_batch(
-    rows: Sequence[TuneRow],
-    numbers: Sequence[int],
-    ref_logprobs: Mapping[int, Sequence[float]] | None = None,
+    rows: Sequence[TuneRow], numbers: Sequence[int], ref_logprobs: Mapping[int, Sequence[float]] | None = None
 ) -> TrainBatch:
     """Build the batch of rows with numbers `numbers` [R].
 

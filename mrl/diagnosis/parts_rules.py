@@ -32,7 +32,7 @@ def engines_apart(run: DiagnosedRun) -> Signs:
     weight = forward_fill(run.curves.values("policy/rollout_weight_geometric"))[-1]
     evidence = [
         f"{MISMATCH} is {kl[-1]:.3g} nats per token, {first:.2g} at the start, over tokens of the newest "
-        "version outside router near-ties",
+        "version outside router near-ties"
     ]
     if np.isfinite(weight):
         evidence.append(f"policy/rollout_weight_geometric is {weight:.3g}; 1 where both agree")

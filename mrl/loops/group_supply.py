@@ -65,10 +65,7 @@ class GroupSupply:
 
     def take_standing(self) -> InFlightPrompts:
         """Return where the prompts are; dropped prompts are reported once."""
-        surplus = [
-            *(group.prompt.index for group in self._surplus),
-            *(prompt.index for prompt in self._redo),
-        ]
+        surplus = [*(group.prompt.index for group in self._surplus), *(prompt.index for prompt in self._redo)]
         return self._screen.take_standing(surplus, self._stream.position)
 
     def state(self) -> dict[str, Any]:

@@ -47,11 +47,7 @@ class RolloutThread(EventThread):
     _rollouts: GroupMaker
 
     def __init__(
-        self,
-        rollouts: Callable[[RolloutThread], GroupMaker],
-        clock: PhaseClock,
-        *,
-        deadline_seconds: float,
+        self, rollouts: Callable[[RolloutThread], GroupMaker], clock: PhaseClock, *, deadline_seconds: float
     ) -> None:
         """Start the thread.
 

@@ -38,12 +38,7 @@ class StreamLoop(Schedule):
     """Stream loop: engines generate if weights and slots allow; a step takes the next groups in order."""
 
     def __init__(
-        self,
-        config: Config,
-        engines: TrainerAndEngines,
-        rollouts: RolloutThread,
-        *rest: Any,
-        **more: Any,
+        self, config: Config, engines: TrainerAndEngines, rollouts: RolloutThread, *rest: Any, **more: Any
     ) -> None:
         """`rollouts` has a buffer; the remaining arguments are those of Schedule."""
         super().__init__(config, engines, rollouts, rollouts, *rest, **more)

@@ -45,13 +45,7 @@ class Scratch:
         self.folder.mkdir(mode=0o700)
         # A background process of a shell that ends at once: Ray kills its workers' children with the workers.
         starter = subprocess.Popen(
-            [
-                "/bin/sh",
-                str(_REMOVE),
-                str(self.folder),
-                str(segments),
-                "when-input-ends",
-            ],
+            ["/bin/sh", str(_REMOVE), str(self.folder), str(segments), "when-input-ends"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

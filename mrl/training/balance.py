@@ -62,11 +62,7 @@ class SampleBalancer:
         assert not batch.whole_groups, "whole groups are assigned by their maker"
         lengths = padded(batch.lengths(), self.cp).astype(np.int64)
         rank, microbatch = assign_samples(
-            lengths,
-            self.cost(lengths),
-            ranks=self.ranks,
-            max_tokens=self.max_tokens,
-            multiple=self.multiple,
+            lengths, self.cost(lengths), ranks=self.ranks, max_tokens=self.max_tokens, multiple=self.multiple
         )
         parts = [np.flatnonzero(rank == number) for number in range(self.ranks)]
         return dataclasses.replace(batch, microbatches=microbatch), parts

@@ -25,7 +25,7 @@ def pack(groups: Sequence[Group], *, with_routes: bool = False) -> TrainBatch:
         group_ids=np.array([s.prompt_index for s in samples], dtype=np.int64),
         sample_ids=tuple(s.sample_id for s in samples),
         arrays={
-            "rollout_logprobs": _after_prompts(samples, [s.rollout_logprobs for s in samples], np.float32),
+            "rollout_logprobs": _after_prompts(samples, [s.rollout_logprobs for s in samples], np.float32)
         },
         routes=tuple(s.routes or Routes(()) for s in samples) if with_routes else None,
     )

@@ -128,9 +128,7 @@ class Optimizer:
         is_bad = self.megatron.prepare_grads()
         norm = float(self.megatron.get_grad_norm() or 0.0)
         good = torch.tensor(
-            [float(finite and not is_bad and math.isfinite(norm))],
-            device=self._device,
-            dtype=torch.float32,
+            [float(finite and not is_bad and math.isfinite(norm))], device=self._device, dtype=torch.float32
         )
         dist.all_reduce(good, op=dist.ReduceOp.MIN)
         if not good.item():

@@ -93,11 +93,7 @@ class Passes:
         """Routes that passes take from their batch, or record."""
 
     def forward(
-        self,
-        batch: TrainBatch,
-        options: PassOptions,
-        *,
-        reference: ParameterSwap | None = None,
+        self, batch: TrainBatch, options: PassOptions, *, reference: ParameterSwap | None = None
     ) -> dict[str, np.ndarray] | None:
         """Return log-probs and entropy (critic: values) [N] of all tokens but segments' first, the options'
         extras, and with `reference` also `ref_logprobs` [N]; None on ranks without outputs."""

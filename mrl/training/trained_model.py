@@ -122,13 +122,7 @@ class TrainedModel:
         if lora is None:
             return []
         table = adapters(
-            self.family,
-            self.hf_config,
-            self.layout,
-            self.place,
-            lora,
-            dtype=training.dtype,
-            spec=self.spec,
+            self.family, self.hf_config, self.layout, self.place, lora, dtype=training.dtype, spec=self.spec
         )
         return add_adapters(self.chunks.models, table, scale=lora.scale, seed=seed)
 

@@ -106,12 +106,7 @@ class MegatronWorker:
         model = self.model.model_copy(update={"path": section.path or self.model.path})
         training = self.training.model_copy(update={"optimizer": section.optimizer})
         self.critic = TrainedModel(
-            model,
-            training,
-            layout=self.layout,
-            place=self.place,
-            device=self.device,
-            has_value_head=True,
+            model, training, layout=self.layout, place=self.place, device=self.device, has_value_head=True
         )
         self.critic.load_hf(model.path)
         tokens, critic_tokens = (m.hf_config["vocab_size"] for m in (self.policy, self.critic))

@@ -14,17 +14,7 @@ import msgspec
 import numpy as np
 
 from mrl.errors import RolloutBufferError
-from mrl.samples import (
-    Group,
-    Prompt,
-    ResponseSegment,
-    Sample,
-    Status,
-    Transcript,
-    Turn,
-    Verdict,
-    VerdictKind,
-)
+from mrl.samples import Group, Prompt, ResponseSegment, Sample, Status, Transcript, Turn, Verdict, VerdictKind
 
 _INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
 _segment_fields = operator.attrgetter(*ResponseSegment.__slots__)

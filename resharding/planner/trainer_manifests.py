@@ -13,11 +13,7 @@ from mrl.resharding.planner.manifest import RankManifest
 
 
 def trainer_rank_manifests(
-    hf_config: Mapping[str, Any],
-    layout: Layout,
-    *,
-    dtype: str = "bfloat16",
-    spec: Spec = TRAINER,
+    hf_config: Mapping[str, Any], layout: Layout, *, dtype: str = "bfloat16", spec: Spec = TRAINER
 ) -> list[RankManifest]:
     """Build all ranks' manifests from a layout, in rank order, without a model; replicas share tensors."""
     family = family_of(hf_config)

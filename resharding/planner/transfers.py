@@ -16,13 +16,7 @@ import numpy as np
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import SCALES
-from mrl.resharding.planner.boxes import (
-    Box,
-    cells,
-    contains,
-    intersection,
-    overlapping_boxes,
-)
+from mrl.resharding.planner.boxes import Box, cells, contains, intersection, overlapping_boxes
 from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, Replicas
 from mrl.resharding.planner.nearest import NearestRanks, times_before
 from mrl.resharding.planner.need_forms import BoxPlace, PlainForm, form_of, relative

@@ -15,14 +15,7 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import SCALES, LocalTensor
 from mrl.resharding.planner.boxes import Box
-from mrl.resharding.planner.cells import (
-    AnsweredCell,
-    Cell,
-    CellPlaces,
-    PlanCells,
-    StridedRun,
-    require_tiled,
-)
+from mrl.resharding.planner.cells import AnsweredCell, Cell, CellPlaces, PlanCells, StridedRun, require_tiled
 from mrl.resharding.planner.manifest import RankManifest, module_of
 from mrl.resharding.planner.whole_tensors import whole_target, whole_tensor_of
 from mrl.resharding.transfer.collectives import RankGroup
@@ -42,11 +35,7 @@ class TrainerProof:
     """One trainer rank's share of a proof: digests of its own parameters in the cells it answers for."""
 
     def __init__(
-        self,
-        plan_cells: PlanCells,
-        rank: int,
-        tensors: Sequence[LocalTensor],
-        receivers: Sequence[int],
+        self, plan_cells: PlanCells, rank: int, tensors: Sequence[LocalTensor], receivers: Sequence[int]
     ) -> None:
         """`tensors`: the rank's manifest, in the order of its arrays. `receivers`: engine ranks it feeds."""
         places = CellPlaces(tensors)
@@ -115,12 +104,7 @@ def _in_form(answer: AnsweredCell, held: torch.Tensor) -> torch.Tensor:
 class EngineProof:
     """One engine rank's share of a proof: digests of its cells, in loader layout or in its loaders' input."""
 
-    def __init__(
-        self,
-        cells: Sequence[Cell],
-        targets: Sequence[Target],
-        manifest: RankManifest,
-    ) -> None:
+    def __init__(self, cells: Sequence[Cell], targets: Sequence[Target], manifest: RankManifest) -> None:
         """Find the cells in what a session writes.
 
         Args:

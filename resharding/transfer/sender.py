@@ -51,12 +51,7 @@ class WeightSender:
         self._dialer = Dialer(address)
 
     def announce(
-        self,
-        session: Session,
-        tables: Tables,
-        *,
-        lease: Sequence[dict[str, Any]] = (),
-        at_once: bool = False,
+        self, session: Session, tables: Tables, *, lease: Sequence[dict[str, Any]] = (), at_once: bool = False
     ) -> None:
         """Announce the session to the receiver; call `accepted` next.
 

@@ -140,11 +140,7 @@ class MeshInbox:
     """The engine rank's end of a mesh."""
 
     def __init__(
-        self,
-        descriptions: Sequence[dict[str, Any]],
-        *,
-        device: torch.device,
-        deadline_seconds: float,
+        self, descriptions: Sequence[dict[str, Any]], *, device: torch.device, deadline_seconds: float
     ) -> None:
         (self._description,) = descriptions
         self._device, self._seconds = device, deadline_seconds

@@ -71,10 +71,7 @@ def test_no_plan_says_that_a_recipe_fits_hardware_that_it_does_not(recipe: str) 
     assert plan.fits == (recipe not in ("deepseek_v3", "kimi_k2"))
 
 
-LARGER_GLM = (
-    "model.path=weights/GLM-4.5",
-    "training.layout={tp: 4, pp: 8, dp: 4, ep: 8}",
-)
+LARGER_GLM = ("model.path=weights/GLM-4.5", "training.layout={tp: 4, pp: 8, dp: 4, ep: 8}")
 OVER_TWO_NODES = (
     "training.layout.dp=8",
     "rollout={tp: 1, dp: 16, quantization: fp8_block, max_num_seqs: 32, max_num_batched_tokens: 2048}",

@@ -63,9 +63,7 @@ class Offloading:
             gradients = torch.zeros(elements, dtype=torch.float32, device=device)
         buffer = SimpleNamespace(param_data=parameters, grad_data=gradients, param_index_map={})
         model = SimpleNamespace(
-            buffers=[buffer],
-            expert_parallel_buffers=[],
-            module=SimpleNamespace(weights=dict),
+            buffers=[buffer], expert_parallel_buffers=[], module=SimpleNamespace(weights=dict)
         )
         self._memory = ParameterMemory([model], device=device)
         self._parameters, self._num_bytes = buffer.param_data, parameters.nbytes + gradients.nbytes

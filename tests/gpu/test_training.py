@@ -59,11 +59,7 @@ def _train(device: torch.device, tmp_path: Path) -> None:
 
 
 def _again(
-    folder: str,
-    dtype: Dtype,
-    first: dict[str, Any],
-    contents: list[int],
-    device: torch.device,
+    folder: str, dtype: Dtype, first: dict[str, Any], contents: list[int], device: torch.device
 ) -> None:
     """The same step by a worker that starts anew. On CPU its bits are those of the first; what a GPU's are is told."""
     worker = start_tiny_worker(folder, dtype)

@@ -262,10 +262,7 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
     hybrid.train.on_all(lambda actor: actor.worker.save_weights(shards))
     used = sum(process.memory_full_info().pss for process in workers(hybrid))
     export_folder.export_checkpoint(
-        tmp_path / "shards",
-        tmp_path / "export",
-        source=Path(config.model.path),
-        dtype=config.training.dtype,
+        tmp_path / "shards", tmp_path / "export", source=Path(config.model.path), dtype=config.training.dtype
     )
     assert used < MEMORY_CAP * config.num_slots, f"{used >> 20} MiB"
     clear = batch.loss_mask & (forward["router_margin"] > 1e-5)

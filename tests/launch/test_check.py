@@ -230,9 +230,7 @@ def test_a_run_says_all_its_faults_at_once_and_starts_nothing(task, tmp_path, ca
     lines = refused(["train", *words(task, tmp_path, "run", *more, "training.layout={dp: 3, ep: 3}")], capsys)
     assert lines[0] == "mrl: 4 faults, nothing was started:"
     for line, message in zip(
-        lines[1:],
-        ("wandb", "nowhere", "/nowhere.jsonl", "training.layout.ep = 3"),
-        strict=True,
+        lines[1:], ("wandb", "nowhere", "/nowhere.jsonl", "training.layout.ep = 3"), strict=True
     ):
         assert line.startswith("  - ") and message in line
     assert not [*(tmp_path / "run/logs").rglob("*.log")], "a worker had started"

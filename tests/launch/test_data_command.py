@@ -20,11 +20,7 @@ def words(tmp_path: Path) -> list[str]:
     ):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = [str(CONFIGS / name) for name in ("quickstart.yaml", "quickstart_model.yaml")]
-    settings = {
-        "data.train": "train",
-        "data.validation": "validation",
-        "tune.data.train": "sft",
-    }
+    settings = {"data.train": "train", "data.validation": "validation", "tune.data.train": "sft"}
     set_here = [f"{name}={tmp_path}/{file}.jsonl" for name, file in settings.items()]
     return [*files, *set_here, f"model.path={tmp_path}/model"]
 

@@ -43,10 +43,7 @@ def test_rows_that_are_left_out_are_counted_where_people_see_it(tmp_path, capsys
     (tmp_path / "rows.jsonl").write_text(
         2 * (json.dumps({"question": "1+1?", "answer": "#### 2", "page": 3}) + "\n")
     )
-    words = [
-        f"model.path={tmp_path}/model",
-        f"data.validation={tmp_path}/rows.jsonl",
-    ]
+    words = [f"model.path={tmp_path}/model", f"data.validation={tmp_path}/rows.jsonl"]
     monkeypatch.setattr("mrl.launch.commands.evaluate.one_engine", _no_engine)
     with pytest.raises(KeyboardInterrupt):
         evaluate(load([GSM8K], words))

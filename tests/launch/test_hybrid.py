@@ -30,9 +30,7 @@ LAYOUTS = {
         "training.offload=always"),
     "cp2-ep2-to-dp2": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", *DP2),
 }  # fmt: skip
-FAMILIES = {
-    "deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", *DP2),
-}
+FAMILIES = {"deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", *DP2)}
 """Model type -> the words of its configuration; the folder's correction biases are not zero."""
 SLOW_LAYOUTS = {
     "1-to-own-2-twice": (

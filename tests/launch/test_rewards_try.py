@@ -117,11 +117,7 @@ ADDS, SUBTRACTS = "def f(a, b):\n    return a + b\n", "def f(a, b):\n    return 
     ],
 )  # fmt: skip
 def test_solutions_of_the_rows_are_run_and_counted(
-    columns: list[dict[str, Any]],
-    said: str,
-    code: int,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    columns: list[dict[str, Any]], said: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task = json.dumps({"fn_name": "f", "inputs": [[1, 2]], "outputs": [3]})
     words = asked(tmp_path, "try", "reward={kind: code, parts: []}", "--rows", str(len(columns)))
@@ -210,11 +206,7 @@ def test_a_judge_is_checked_against_what_is_known(tmp_path: Path, capsys: pytest
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"id": "the answer", "text": "{wrong} {choice} 12"}))
     with judge_server() as (url, _, _):
-        judge = [
-            "reward.kind=llm",
-            f"reward.path={url}",
-            "reward.deadline_seconds=60",
-        ]
+        judge = ["reward.kind=llm", f"reward.path={url}", "reward.deadline_seconds=60"]
         words = ["--gold", str(gold), "--attacks", str(more)]
         assert main(asked(tmp_path, "check", *judge, *words)) == 0
         said = capsys.readouterr().out

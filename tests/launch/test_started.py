@@ -218,10 +218,7 @@ def test_the_day_and_the_path_are_no_part_of_what_rows_are(tmp_path: Path) -> No
 @pytest.mark.parametrize("change", ["answer", "tools", "template", "arguments", "order", "seed"])
 def test_other_rows_are_refused(change: str, tmp_path: Path) -> None:
     state = dataset(tmp_path, rows_in(tmp_path / "train.jsonl")).stream(7).state()
-    words = {
-        "arguments": ["data.chat_template_kwargs={m: 1}"],
-        "order": ["data.shuffle=false"],
-    }
+    words = {"arguments": ["data.chat_template_kwargs={m: 1}"], "order": ["data.shuffle=false"]}
     train = rows_in(
         tmp_path / "train.jsonl", last="3" if change == "answer" else "2", tools=change == "tools"
     )

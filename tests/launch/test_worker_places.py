@@ -34,11 +34,7 @@ def places(nodes: Sequence[int], *words: str) -> list[WorkerPlace]:
 
 LAYOUTS: dict[str, tuple[Sequence[int], tuple[str, ...], list[tuple[int, int, tuple[int, ...]]]]] = {
     "one node": ([0, 0], ("training.layout={ep: 1, dp: 2}",), [(0, 0, (0, 1))]),
-    "two nodes": (
-        [3, 3, 5, 5],
-        ("training.layout={ep: 1, dp: 4}",),
-        [(3, 0, (0, 1)), (5, 2, (2, 3))],
-    ),
+    "two nodes": ([3, 3, 5, 5], ("training.layout={ep: 1, dp: 4}",), [(3, 0, (0, 1)), (5, 2, (2, 3))]),
     "own slots, trainer elsewhere": (
         [0, 1, 2, 2],
         ("training.layout={ep: 1, dp: 1}", "launch.engine_slots=3", "loop.schedule=stream"),

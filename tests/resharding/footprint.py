@@ -29,10 +29,7 @@ class Footprint:
         private = sum(int(row[1]) for row in rows if row[0].startswith("Private"))
         maps = Path("/proc/self/maps").read_text()
         return cls(
-            private << 10,
-            len(os.listdir("/proc/self/fd")),
-            threading.active_count(),
-            maps.count("memfd:"),
+            private << 10, len(os.listdir("/proc/self/fd")), threading.active_count(), maps.count("memfd:")
         )
 
     def counts(self) -> tuple[int, int, int]:

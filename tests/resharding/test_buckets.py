@@ -17,16 +17,7 @@ from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import ReceiverState, Session
 from mrl.resharding.wire.channel import Dialer
-from tests.resharding.exchanges import (
-    SYNC,
-    Receiving,
-    Shelf,
-    announce,
-    exchange,
-    model,
-    send,
-    whole_plan,
-)
+from tests.resharding.exchanges import SYNC, Receiving, Shelf, announce, exchange, model, send, whole_plan
 from tests.resharding.faults import after, change_messages, flip_a_bit
 from tests.resharding.footprint import Footprint, require_no_leak
 from tests.resharding.wires import Wire
@@ -169,11 +160,9 @@ def test_sides_that_disagree_about_the_session_both_refuse(sender, receiver, fie
 def test_calls_outside_a_session_are_refused_and_harm_nothing(sender, receiver, call) -> None:
     plan, values = model()
     with pytest.raises(WeightSyncError, match="no open session"):
-        {
-            "finish": sender.finish,
-            "commit": sender.commit,
-            "send_window": lambda: sender.send_window([]),
-        }[call]()
+        {"finish": sender.finish, "commit": sender.commit, "send_window": lambda: sender.send_window([])}[
+            call
+        ]()
     exchange(sender, receiver, plan, values, 0)
 
 

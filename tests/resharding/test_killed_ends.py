@@ -12,15 +12,7 @@ import pytest
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import ReceiverState, Session
-from tests.resharding.exchanges import (
-    SYNC,
-    Receiving,
-    Shelf,
-    exchange,
-    kill_self,
-    model,
-    send,
-)
+from tests.resharding.exchanges import SYNC, Receiving, Shelf, exchange, kill_self, model, send
 from tests.resharding.faults import after, change_messages
 from tests.resharding.wires import End, Wire
 

@@ -209,10 +209,7 @@ def test_nearest_holder_same_slot_then_node_then_rail():
     held = [RankManifest.of(rank, [one]) for rank in range(4)]
     needed = [RankManifest.of(rank, [dataclasses.replace(one, name="m.w")]) for rank in range(3)]
     topology = Topology(
-        nodes=(0, 0, 1, 1, 0, 2),
-        rails=(0, 1, 0, 1, 2, 1),
-        trainer_slots=(0, 1, 2, 3),
-        engine_slots=(2, 4, 5),
+        nodes=(0, 0, 1, 1, 0, 2), rails=(0, 1, 0, 1, 2, 1), trainer_slots=(0, 1, 2, 3), engine_slots=(2, 4, 5)
     )
     plan = build_plan(held, needed, topology)
     pattern = plan.items[0].pattern

@@ -32,13 +32,7 @@ from tests.resharding.exchanges import Receiving
 from tests.resharding.faults import change_messages
 from tests.resharding.footprint import Footprint, require_no_leak
 from tests.resharding.leasing import LeasedRank
-from tests.resharding.planned import (
-    SYNC,
-    Parameters,
-    equal,
-    plan_of,
-    world_of,
-)
+from tests.resharding.planned import SYNC, Parameters, equal, plan_of, world_of
 from tests.resharding.pools import Broken
 from tests.resharding.slots import CPU, Slot
 from tests.resharding.worlds import checkpoint, loaded

@@ -121,10 +121,7 @@ def _world(rng: random.Random, hf: dict) -> World:
     )
     dtype = rng.choice(["bfloat16", "bfloat16", "float32"])
     held = trainer_manifests.trainer_rank_manifests(
-        hf,
-        train,
-        dtype=dtype,
-        spec=rng.choice([TRAINER, LOCAL, TRANSFORMER_ENGINE]),
+        hf, train, dtype=dtype, spec=rng.choice([TRAINER, LOCAL, TRANSFORMER_ENGINE])
     )
     needed = engine_manifests.engine_rank_manifests(hf, rollout, dtype=rng.choice([dtype, "bfloat16"]))
     options = PlanOptions(

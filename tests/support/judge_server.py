@@ -139,8 +139,7 @@ class UnixServer(socketserver.ThreadingUnixStreamServer):
 
 @contextlib.contextmanager
 def judge_server(
-    hold: int = 0,
-    at: str = "",
+    hold: int = 0, at: str = ""
 ) -> Iterator[tuple[str, Callable[[], dict[str, int]], subprocess.Popen[str]]]:
     """(its address, what it was asked, its process), ended at the end; `at`: a Unix socket that it listens on."""
     words = [sys.executable, "-m", "tests.support.judge_server", str(hold), at]

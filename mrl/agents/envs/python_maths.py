@@ -22,11 +22,7 @@ class PythonMaths(ToolTask):
     """Row: {"question": ..., "answer": "... #### 18"}, or the number alone. Reward 1 for an equal answer."""
 
     def __init__(
-        self,
-        *,
-        tools: Sequence[Mapping[str, Any]] = _TOOLS,
-        max_calls: int = 8,
-        max_chars: int = 4000,
+        self, *, tools: Sequence[Mapping[str, Any]] = _TOOLS, max_calls: int = 8, max_chars: int = 4000
     ) -> None:
         """`tools`: as for `make_tools`. At most `max_calls` of a turn run, and results show `max_chars`."""
         super().__init__(ToolBox(make_tools(tools), max_calls=max_calls, max_chars=max_chars))

@@ -77,12 +77,7 @@ def function_schema(name: str, description: str, parameters: Mapping[str, Any]) 
 def arguments_schema(**properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of arguments that are all required, by name."""
     named = {name: dict(schema) for name, schema in properties.items()}
-    return {
-        "type": "object",
-        "properties": named,
-        "required": list(named),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": named, "required": list(named), "additionalProperties": False}
 
 
 def shorten(text: str, max_chars: int) -> str:

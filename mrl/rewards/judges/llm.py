@@ -30,14 +30,7 @@ from mrl.samples import Verdict
 
 _ASK_AGAIN_TEMPERATURE = 0.7
 _TOP_LOGPROBS = 20
-_OF_THE_VERDICT = (
-    "reference",
-    "choices",
-    "verdict",
-    "constrained",
-    "reply_tokens",
-    "body",
-)
+_OF_THE_VERDICT = ("reference", "choices", "verdict", "constrained", "reply_tokens", "body")
 """Rules that a verdict depends on, besides the template and the control tokens."""
 MAX_REPLIES = 2
 """Replies requested until one has a verdict: first at temperature 0, then at 0.7 with another seed."""

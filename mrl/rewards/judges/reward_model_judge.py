@@ -31,12 +31,7 @@ class RewardModelVerifier:
     name = "reward_model"
     waits = True
 
-    def __init__(
-        self,
-        part: RewardPart,
-        conversation: ConversationEncoder,
-        folder: Path | None,
-    ) -> None:
+    def __init__(self, part: RewardPart, conversation: ConversationEncoder, folder: Path | None) -> None:
         self._server, self._conversation = part.server, conversation
         identity = ("reward_model", Endpoint.identity(part), part.server.model, conversation.version)
         self.version = json_digest(*identity)[:12]

@@ -242,10 +242,7 @@ class Digits:
         return self.context.mpf(getattr(math, name)(*map(int, values)))
 
 
-_PLAIN: dict[str, Callable[..., Any]] = {
-    **_ARITHMETIC,
-    "abs": abs,
-}
+_PLAIN: dict[str, Callable[..., Any]] = {**_ARITHMETIC, "abs": abs}
 _OVER = {
     "tan": ("sin", "cos"),
     "cot": ("cos", "sin"),

@@ -10,12 +10,7 @@ from typing import Any
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from torch import Tensor
 
-from mrl.training.checkpoint.shards import (
-    restore_states,
-    sharded_places,
-    sharded_states,
-    sharded_weights,
-)
+from mrl.training.checkpoint.shards import restore_states, sharded_places, sharded_states, sharded_weights
 
 METADATA: dict[str, Any] = {}
 """Options for Megatron's modules: the defaults."""

@@ -24,13 +24,7 @@ from mrl.resharding.wire.meeting import TCP
 
 
 def start_process_groups(
-    layout: Layout,
-    *,
-    rank: int,
-    world_size: int,
-    store: str,
-    seed: int,
-    collective_seconds: float,
+    layout: Layout, *, rank: int, world_size: int, store: str, seed: int, collective_seconds: float
 ) -> tuple[torch.device, RankCoordinates]:
     """Join all ranks at the address of a store (`wire.meeting.Meeting`) and build Megatron's groups. Their
     collectives fail after `collective_seconds`."""

@@ -24,10 +24,7 @@ from tests.support.environments import FILE
 from tests.support.processes import children
 
 PATIENCE = 120.0
-SPECS = {
-    "counting": EnvironmentSpec(FILE + "Counting"),
-    "faulty": EnvironmentSpec(FILE + "Faulty"),
-}
+SPECS = {"counting": EnvironmentSpec(FILE + "Counting"), "faulty": EnvironmentSpec(FILE + "Faulty")}
 
 
 @pytest.fixture(scope="module")

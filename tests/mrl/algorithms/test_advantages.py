@@ -152,10 +152,7 @@ def test_process_grpo_pools_all_tokens(ddof, monkeypatch) -> None:
     values, mask = ragged(SEED_EXAMPLE)
     set_constants(monkeypatch, ddof=ddof, eps=0.0)
     found, _ = estimate(
-        "grpo_process",
-        token_rewards=values,
-        loss_mask=mask,
-        group_ids=torch.zeros(4, dtype=torch.int64),
+        "grpo_process", token_rewards=values, loss_mask=mask, group_ids=torch.zeros(4, dtype=torch.int64)
     )
     mean, deviation = 0.25833333333333336, {0: 0.12555432644432805, 1: 0.13113721705515073}[ddof]
     pooled = [x for row in SEED_EXAMPLE for x in row]
@@ -188,10 +185,7 @@ def test_prime_rloo(golden) -> None:
     arguments = {"loss_mask": mask, "group_ids": torch.zeros(4, dtype=torch.int64)}
     process, _ = estimate("rloo_process", token_rewards=values, **arguments)
     both, _ = estimate(
-        "rloo_process",
-        token_rewards=values,
-        outcomes=case.tensor(case.inputs["outcome"]),
-        **arguments,
+        "rloo_process", token_rewards=values, outcomes=case.tensor(case.inputs["outcome"]), **arguments
     )
     for row in range(4):
         case.check(process[row, mask[row]], case.expected["suffix_sum_process_only"][row])

@@ -178,9 +178,7 @@ def test_value_loss_refuses() -> None:
         AlgorithmSection(value_clip=0.0)
     with pytest.raises(ValueError, match="returns: inf in sample 0"):
         value_loss(
-            clip=0.2,
-            aggregation="token_mean",
-            **(arguments | {"returns": torch.full((2, 3), float("inf"))}),
+            clip=0.2, aggregation="token_mean", **(arguments | {"returns": torch.full((2, 3), float("inf"))})
         )
 
 

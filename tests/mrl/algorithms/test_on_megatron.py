@@ -24,12 +24,7 @@ from tests.tiny_models import random_batch, reference_logprobs, write_model
 
 pytestmark = pytest.mark.integration
 
-SPECIAL = {
-    "custom": {
-        "function": "tests.mrl.algorithms.megatron_scenarios:pulled",
-        "options": {"tau": 0.5},
-    },
-}
+SPECIAL = {"custom": {"function": "tests.mrl.algorithms.megatron_scenarios:pulled", "options": {"tau": 0.5}}}
 """Options where the defaults would not show on ratios near 1."""
 
 
@@ -123,10 +118,7 @@ LAYOUTS: list[tuple[dict[str, int], str]] = [
     ({"tp": 2, "ep": 2}, "off"),
     ({"pp": 2}, "full"),
 ]
-LONG_LAYOUTS: list[tuple[dict[str, int], str]] = [
-    ({"dp": 4}, "off"),
-    ({"cp": 2, "pp": 2, "vpp": 2}, "full"),
-]
+LONG_LAYOUTS: list[tuple[dict[str, int], str]] = [({"dp": 4}, "off"), ({"cp": 2, "pp": 2, "vpp": 2}, "full")]
 """Layouts, and what they recompute of their activations: routers then choose twice, and must be heard once."""
 
 

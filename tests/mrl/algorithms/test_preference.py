@@ -111,10 +111,7 @@ def test_shares_of_single_pairs_add_up_to_the_whole(case: str) -> None:
     lengths, generator = np.array([4, 6, 3, 9, 5, 5]), np.random.default_rng(0)
     values = torch.from_numpy(-generator.random(lengths.sum()))
     mask = torch.from_numpy(np.concatenate([np.arange(n) >= 2 for n in lengths]))
-    known = {
-        "side": np.array([1.0, 0] * 3),
-        "ref_logprob": -4 * generator.random(6),
-    }
+    known = {"side": np.array([1.0, 0] * 3), "ref_logprob": -4 * generator.random(6)}
 
     def share(samples: np.ndarray) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         own = np.isin(np.repeat(np.arange(6), lengths), samples)
@@ -163,10 +160,7 @@ def test_every_objective_and_every_setting_it_reads_changes_the_loss() -> None:
             other = section.model_copy(update={setting: changed[setting]})
             assert pair_loss_of(other)(other, *sides()).mean().item() != pytest.approx(
                 found[name], abs=1e-6
-            ), (
-                name,
-                setting,
-            )
+            ), (name, setting)
     values = sorted(found.values())
     assert min(b - a for a, b in itertools.pairwise(values)) > 1e-6, found
 

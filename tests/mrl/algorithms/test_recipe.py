@@ -12,12 +12,7 @@ from mrl.algorithms.recipe import shape_and_estimate
 from mrl.algorithms.tokens import Segments
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.loops.learn import denominators
-from mrl.samples import (
-    Group,
-    Sample,
-    Status,
-    TrainBatch,
-)
+from mrl.samples import Group, Sample, Status, TrainBatch
 from mrl.training.batch import pack
 from tests.support.samples import make_groups, make_sample, verdict_of
 
@@ -158,11 +153,7 @@ def test_masked_truncated_samples_get_no_gradient_from_any_term() -> None:
     arrays["advantages"] = torch.from_numpy(batch.arrays["advantages"])
     segments = Segments.of(batch.lengths())
     loss, _ = Objective(AlgorithmSection.model_validate(config))(
-        logprobs=logprobs,
-        entropy=entropy,
-        arrays=arrays,
-        segments=segments,
-        denominators=denominators(batch),
+        logprobs=logprobs, entropy=entropy, arrays=arrays, segments=segments, denominators=denominators(batch)
     )
     loss.backward()
     for gradient in (logprobs.grad, entropy.grad):

@@ -10,11 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mrl.algorithms.reward_model_objective import (
-    RewardModelObjective,
-    pair_losses,
-    score_metrics,
-)
+from mrl.algorithms.reward_model_objective import RewardModelObjective, pair_losses, score_metrics
 from mrl.algorithms.tokens import Segments
 from mrl.config.sections.tune import ObjectiveSection
 
@@ -54,11 +50,7 @@ def one_token_each(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and metrics of responses of one token; `scores` [2P], chosen and rejected in turn."""
     side = np.tile([1.0, 0.0], len(scores) // 2)
-    values = {
-        "side": side,
-        "margin": 0 * side,
-        "probability": np.ones_like(side),
-    }
+    values = {"side": side, "margin": 0 * side, "probability": np.ones_like(side)}
     values |= {name: value.numpy() for name, value in known.items()}
     return RewardModelObjective(section(**settings))(
         values=scores,

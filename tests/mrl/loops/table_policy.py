@@ -38,15 +38,7 @@ from mrl.rollout.engine_pool import Engines, PauseTotals
 from mrl.rollout.request import Completion, GenerationRequest, Sampling, join_completions, next_request
 from mrl.rollout.seeds import sample_of, seed_of_request
 from mrl.routes import RouteRows, Routes
-from mrl.samples import (
-    Group,
-    Prompt,
-    Sample,
-    Status,
-    TrainBatch,
-    Verdict,
-    VerdictKind,
-)
+from mrl.samples import Group, Prompt, Sample, Status, TrainBatch, Verdict, VerdictKind
 from mrl.training.pass_options import PassOptions
 from mrl.trajectories.rewards import RewardWorkers
 from tests.support.samples import make_completion
@@ -384,11 +376,7 @@ class TableRun:
             self.engines.speaks = digits
         deadline = config.loop.phase_deadline_seconds
         self.rollouts = thread_over(
-            self.engines,
-            self.rewards,
-            clock,
-            deadline_seconds=deadline,
-            **({} if acts is None else acts()),
+            self.engines, self.rewards, clock, deadline_seconds=deadline, **({} if acts is None else acts())
         )
         self.prompts = prompts = PromptStream(ROWS, seed=1)
         recorder = Recorder(
@@ -416,11 +404,7 @@ class TableRun:
         """A new start of the same run, from its last checkpoint; state travels as bytes. `config`: another one from here on."""
         state, table = self.train.saved[max(self.train.saved)]
         self.close()
-        run = TableRun(
-            config or self._config,
-            first_step=int(state["next_step"]),
-            acts=self._acts,
-        )
+        run = TableRun(config or self._config, first_step=int(state["next_step"]), acts=self._acts)
         run.engines.tokens_per_step, run.engines.at_once = self.engines.tokens_per_step, self.engines.at_once
         run.engines.step_seconds = self.engines.step_seconds
         with torch.no_grad():

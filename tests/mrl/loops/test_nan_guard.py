@@ -15,12 +15,7 @@ from mrl.errors import NumericError
 from mrl.loops.group_filter import trainable
 from mrl.loops.nan_guard import BadNumbers, check_batch, check_finite_rewards, check_update
 from mrl.observe.samples_log import write_named
-from mrl.samples import (
-    Group,
-    Sample,
-    Verdict,
-    VerdictKind,
-)
+from mrl.samples import Group, Sample, Verdict, VerdictKind
 from mrl.training.batch import pack
 from tests.support.samples import make_groups, make_sample, verdict_of
 

@@ -31,10 +31,7 @@ def start(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> 
             "data": {"train": "t.jsonl"},
             "reward": {"kind": "maths"},
             "loop": {"steps": 10 * attempt},
-            "logging": {
-                "trackers": ["tensorboard", "wandb"],
-                "wandb_project": "proofs",
-            },
+            "logging": {"trackers": ["tensorboard", "wandb"], "wandb_project": "proofs"},
         }
     )
     os.environ |= {"WANDB_MODE": "offline", "WANDB_RUN_GROUP": "g", "WANDB_TAGS": "a,b"}

@@ -168,12 +168,7 @@ def addressed(socket: Path, folder: Path) -> RewardSection:
     engines = {"judge": {"model": str(folder)}}
     server = ServerSection(tries=1)
     made = RewardSection(
-        kind="llm",
-        engine="judge",
-        engines=engines,
-        server=server,
-        retries=0,
-        deadline_seconds=60.0,
+        kind="llm", engine="judge", engines=engines, server=server, retries=0, deadline_seconds=60.0
     )
     told = {"path": "http://engine/v1", "server": server.model_copy(update={"tokenizer": str(folder)})}
     return made.model_copy(update=told).served_by(Served(str(socket), "judge"))

@@ -61,10 +61,7 @@ def test_a_test_that_outruns_its_observer_ends_by_its_processor_time(monkeypatch
     monkeypatch.setattr(OwnTimeClock, "look", lambda own: True)
     program, body, _ = HEAVY["a power"]
     verdict = verify_program(program, asserts(body), CodeRules(seconds=1.0, cpu_seconds=1.0))
-    assert (verdict.value, verdict.reason) == (
-        0.0,
-        "time limit: CPU time of the test of what was returned",
-    )
+    assert (verdict.value, verdict.reason) == (0.0, "time limit: CPU time of the test of what was returned")
 
 
 def test_a_comparison_that_raises_is_the_programs() -> None:

@@ -172,19 +172,7 @@ def test_the_ground_truth_of_a_solution_is_its_last_box() -> None:
     assert parse_maths_ground_truth(solution, rules=RULES, place="f:1") == "\\frac{1}{2}"
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        None,
-        "",
-        "  ",
-        True,
-        [1],
-        {"a": 1},
-        "so \\boxed{}",
-        "so \\boxed{4",
-    ],
-)
+@pytest.mark.parametrize("raw", [None, "", "  ", True, [1], {"a": 1}, "so \\boxed{}", "so \\boxed{4"])
 def test_unusable_ground_truths_are_named_at_load(raw: object) -> None:
     with pytest.raises(DataError, match=r"file\.jsonl:7"):
         parse_maths_ground_truth(raw, rules=RULES, place="file.jsonl:7")

@@ -34,10 +34,7 @@ def test_hanging_samples_delay_neither_the_exact_path_nor_each_other_for_ever(ma
         kind="plugin", path=f"{PLUGINS}:dies_of", deadline_seconds=0.5, retries=0, workers=2
     )
     both = RewardSection(
-        kind="maths",
-        domains={"hanging": section.model_copy(update={"domains": {}})},
-        retries=0,
-        workers=2,
+        kind="maths", domains={"hanging": section.model_copy(update={"domains": {}})}, retries=0, workers=2
     )
     with RewardPool(both) as pool:
         warm = make_pair(9999, "1", "1", domain="hanging")
@@ -224,12 +221,7 @@ def test_weighted_parts_make_one_reward(make_pair: Any, score_all: Any) -> None:
 
 def test_each_domain_has_its_verifier(make_pair: Any, score_all: Any) -> None:
     section = RewardSection.model_validate(
-        {
-            "kind": "maths",
-            "domains": {
-                "style": {"kind": "format", "format": {"tags": ["a"]}},
-            },
-        }
+        {"kind": "maths", "domains": {"style": {"kind": "format", "format": {"tags": ["a"]}}}}
     )
     pairs = [make_pair(0, "#### 3", "3"), make_pair(1, "<a>x</a>", None, domain="style")]
     with RewardPool(section) as pool:

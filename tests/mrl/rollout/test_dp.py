@@ -224,11 +224,4 @@ def test_a_process_by_itself_is_no_engine_of_two(tiny_model: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"rollout\.dp = 2: only a run's launcher starts .*; set it to 1 here"
     ):
-        vllm_start.arguments(
-            DP2,
-            str(tiny_model),
-            max_length=96,
-            seed=1,
-            part=EngineProcess(),
-            meeting=None,
-        )
+        vllm_start.arguments(DP2, str(tiny_model), max_length=96, seed=1, part=EngineProcess(), meeting=None)

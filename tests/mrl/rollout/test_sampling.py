@@ -198,11 +198,7 @@ def test_a_stop_text_of_the_prompt_ends_no_response_that_is_paused_inside_a_char
     """Paused after every token, thus between the bytes of each character."""
     host = EngineHost(
         rollout=RolloutSection(
-            dtype="float32",
-            enforce_eager=True,
-            kv_cache_bytes=64 << 20,
-            max_num_seqs=64,
-            stop=TWO_BYTES,
+            dtype="float32", enforce_eager=True, kv_cache_bytes=64 << 20, max_num_seqs=64, stop=TWO_BYTES
         ),
         model_path=str(of_bytes),
         max_length=160,

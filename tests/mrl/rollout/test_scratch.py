@@ -99,13 +99,7 @@ def test_only_segments_that_vllm_names_are_removed(places: tuple[Path, Path], tm
         path.parent.mkdir(exist_ok=True)
         path.touch()
     (segments / "psm_1").touch()
-    lines = [
-        *others,
-        f"{segments}/../psm_file",
-        f"{segments}/psm_folder/../../psm_file",
-        "",
-        "psm_1",
-    ]
+    lines = [*others, f"{segments}/../psm_file", f"{segments}/psm_folder/../../psm_file", "", "psm_1"]
     (folder / "names").write_text("".join(f"{line}\n" for line in lines))
     assert remove_stale_scratch(root, segments) == [folder] and not folder.exists()
     assert all(path.exists() for path in others) and not (segments / "psm_1").exists()

@@ -21,12 +21,7 @@ from tests.tiny_models import random_batch
 
 
 def divergence_on_ranks(
-    rank: int,
-    world: int,
-    port: int,
-    inputs: tuple[Tensor, ...],
-    kinds: list[tuple[Any, float]],
-    vocab: int,
+    rank: int, world: int, port: int, inputs: tuple[Tensor, ...], kinds: list[tuple[Any, float]], vocab: int
 ) -> list[tuple[Tensor, ...]]:
     """(divergences, this rank's part of the gradient by hidden, the gradient by its rows of the weight) of each kind."""
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)

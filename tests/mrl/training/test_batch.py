@@ -6,14 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrl.samples import (
-    Group,
-    Prompt,
-    ResponseSegment,
-    Sample,
-    Verdict,
-    VerdictKind,
-)
+from mrl.samples import Group, Prompt, ResponseSegment, Sample, Verdict, VerdictKind
 from mrl.training.balance import SampleBalancer, SampleCost
 from mrl.training.batch import first_versions, merge_parts, minibatches, pack, staleness_of
 from tests.support.samples import make_batch, make_sample

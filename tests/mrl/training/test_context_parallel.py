@@ -50,9 +50,7 @@ def balanced_updates(rank: int, world: int, port: int, folder: str, layout: dict
 
 
 @pytest.mark.parametrize(
-    "layout",
-    [{"tp": 2}, {"cp": 2}, pytest.param({"cp": 2, "tp": 2}, marks=pytest.mark.slow)],
-    ids=name_of,
+    "layout", [{"tp": 2}, {"cp": 2}, pytest.param({"cp": 2, "tp": 2}, marks=pytest.mark.slow)], ids=name_of
 )
 def test_the_load_balancing_loss_is_over_all_ranks_tokens(layout: dict[str, int], tmp_path: Path) -> None:
     folder = str(write_model(tmp_path / "moe"))

@@ -62,9 +62,7 @@ def test_an_update_has_the_gradient_of_whole_logits(layout, kind, one_rank_of, t
     folder, _ = one_rank_of.of("qwen3_moe")
     teachers = [write_model(tmp_path / str(seed), "qwen3_moe", seed=seed) for seed in (7, 8)]
     section = DistillationSection(
-        teachers={str(n): str(path) for n, path in enumerate(teachers)},
-        divergence=kind,
-        teachers_only=True,
+        teachers={str(n): str(path) for n, path in enumerate(teachers)}, divergence=kind, teachers_only=True
     )
     world = LayoutSection(**layout).world_size
     results = run_ranks(distillations.exact_step, world, str(folder), layout, section)

@@ -39,10 +39,7 @@ def test_a_schedule_of_loop_steps_counts_their_updates() -> None:
 def test_an_optimizer_takes_only_a_schedule_of_updates() -> None:
     with pytest.raises(ValueError, match="in_updates"):
         Optimizer(
-            [],
-            OptimizerSection(schedule_unit="steps"),
-            dtype=torch.float32,
-            device=torch.device("cpu"),
+            [], OptimizerSection(schedule_unit="steps"), dtype=torch.float32, device=torch.device("cpu")
         )
 
 

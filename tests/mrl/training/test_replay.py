@@ -84,11 +84,7 @@ def test_every_layout_takes_the_routes_it_is_given(family, layout, changes, one_
 
 @pytest.mark.parametrize(
     ("family", "lora"),
-    [
-        ("qwen3_moe", None),
-        ("qwen3_moe", LORA),
-        pytest.param("deepseek_v3", None, marks=pytest.mark.slow),
-    ],
+    [("qwen3_moe", None), ("qwen3_moe", LORA), pytest.param("deepseek_v3", None, marks=pytest.mark.slow)],
 )
 def test_given_routes_are_others_and_the_reference_takes_them_too(family, lora, one_rank) -> None:
     """Before the first update policy and reference are one, so that their KL is exactly 0."""

@@ -14,15 +14,7 @@ from mrl.data.tune_rows import build_tune_batch
 from mrl.loops.tuning.row_logprobs import own_share, row_scores
 from tests.mrl.training import scenarios
 from tests.mrl.training.critics import set_head
-from tests.mrl.training.pair_rows import (
-    LAYOUTS,
-    LONG_LAYOUTS,
-    Steps,
-    compare,
-    name,
-    scored_pairs,
-    told_of,
-)
+from tests.mrl.training.pair_rows import LAYOUTS, LONG_LAYOUTS, Steps, compare, name, scored_pairs, told_of
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 

@@ -9,17 +9,7 @@ import numpy as np
 import pytest
 
 from mrl.errors import RolloutBufferError
-from mrl.samples import (
-    Group,
-    Prompt,
-    ResponseSegment,
-    Sample,
-    Status,
-    Transcript,
-    Turn,
-    Verdict,
-    VerdictKind,
-)
+from mrl.samples import Group, Prompt, ResponseSegment, Sample, Status, Transcript, Turn, Verdict, VerdictKind
 from mrl.trajectories import group_messages
 from mrl.trajectories.group_messages import decode_group, encode_group, group_fields, samples_of
 from mrl.trajectories.worker_messages import GroupsDone, decode_worker_message, encode_worker_message

@@ -6,12 +6,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from transformer_engine.pytorch.module.base import (
-    Product,
-    TransformerEngineBaseModule,
-    initialise,
-    mark,
-)
+from transformer_engine.pytorch.module.base import Product, TransformerEngineBaseModule, initialise, mark
 
 DIMENSION = {"column": 0, "row": 1, None: 0}
 """The dimension of a weight that a parallel mode splits."""
