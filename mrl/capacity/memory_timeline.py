@@ -78,15 +78,15 @@ def timeline(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: 
     staging = {"staging": memory.staging}
     events = [
         ("generate", engine | serving | stays),
-        ("engine asleep", resident | stays),
-        ("trainer back", trainer | state | resident),
+        ("engine sleep", resident | stays),
+        ("trainer onload", trainer | state | resident),
         ("log-probs", trainer | state | {"working": memory.log_prob_working} | resident),
         ("update", trainer | state | peak | resident),
         ("save", trainer | state | resident),
-        ("gradients, optimizer and critic left", trainer | resident | stays),
-        ("rollout weights woke", trainer | engine | resident | stays),
-        ("sync", trainer | engine | staging | resident | stays),
-        ("trainer weights left", engine | resident | stays),
+        ("optimizer offload", trainer | resident | stays),
+        ("rollout weights wake", trainer | engine | resident | stays),
+        ("weight sync", trainer | engine | staging | resident | stays),
+        ("trainer weights offload", engine | resident | stays),
     ]
     return [_event(name, always | parts, hardware) for name, parts in events]
 
@@ -109,9 +109,9 @@ def timeline_of_pools(memory: SlotMemory, hardware: Hardware) -> list[Event]:
                 "teachers": memory.teacher_targets,
             },
         ),
-        ("trainer slot, sync", trainer),
+        ("trainer slot, weight sync", trainer),
         ("engine slot, generate", engine | {"engine working": memory.engine_working}),
-        ("engine slot, sync", engine | {"staging": memory.staging}),
+        ("engine slot, weight sync", engine | {"staging": memory.staging}),
     ]
     return [_event(name, parts, hardware) for name, parts in events]
 

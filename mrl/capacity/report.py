@@ -1,4 +1,4 @@
-"""Show a capacity estimate as tables. Sizes are in gigabytes of 1e9 bytes."""
+"""Show a capacity estimate: a summary of at most ten lines, then tables. Sizes are in gigabytes of 1e9 bytes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from mrl.capacity.phase_deadlines import most_rounds
 from mrl.config.root import Config
 
 GB = 1e9
+UNMEASURED = (1.5, 2.4)
+"""Factors on the estimated seconds in which a first run is expected: read from the GPU paths, not measured."""
 
 
 def capacity_report(config: Config, hardware: Hardware) -> CapacityReport:
@@ -45,8 +47,8 @@ class CapacityReport:
         return -(-self.estimate.config.num_slots // self.estimate.hardware.gpus_per_node)
 
     def table(self) -> str:
-        """Return sections of text, one per part of the estimate."""
-        lines, estimate = self._head(), self.estimate
+        """Return the summary and then sections of text, one per part of the estimate."""
+        lines, estimate = self._summary(), self.estimate
         if not estimate.unmet:
             for section in (
                 self._training(),
@@ -61,8 +63,41 @@ class CapacityReport:
         for kind, lines_of_kind in dataclasses.asdict(self.advice).items():
             if lines_of_kind:
                 lines += ["", f"{kind}:", *(f"  - {line}" for line in lines_of_kind)]
-        verdict = "it fits" if self.fits else "it does NOT fit"
-        return "\n".join([*lines, "", f"verdict: {verdict}"])
+        return "\n".join(lines)
+
+    def _summary(self) -> list[str]:
+        """Return what a user decides on: the verdict, the fullest moment, seconds, and what to change first."""
+        advice, estimate = self.advice, self.estimate
+        error = advice.errors[0] if advice.errors else ""
+        lines = [f"verdict   {f'it does NOT fit: {error}' if error else 'it fits'}", *self._head()]
+        if not estimate.unmet:
+            lines += [self._fullest(), *self._speed()]
+        if first := next(iter([*advice.suggestions, *advice.warnings] if error else advice.warnings), ""):
+            lines.append(f"change    first: {first}")
+        return lines
+
+    def _fullest(self) -> str:
+        """Return the moments with least free memory, of a GPU and of a node's host."""
+        moments = (
+            min(events, key=lambda event: event.free)
+            for events in (self.estimate.timeline, self.estimate.host)
+        )
+        return "memory    fullest: " + ", ".join(
+            f"{place} in '{moment.name}', {_gb(moment.total)} of {_gb(moment.total + moment.free)} GB"
+            for place, moment in zip(("GPU", "host"), moments, strict=True)
+        )
+
+    def _speed(self) -> list[str]:
+        estimate, seconds = self.estimate, self.estimate.seconds
+        total, tokens = sum(seconds.values()), estimate.work.tokens
+        shares = ", ".join(
+            f"{phase} {value / total:.0%}" for phase, value in seconds.items() if value >= 0.01 * total
+        )
+        low, high = (f"{factor * total:,.0f}" for factor in UNMEASURED)
+        return [
+            f"step      {total:,.0f} s estimated ({shares}); expect {low} to {high} s until a run has measured it",
+            f"speed     {tokens / total / estimate.config.num_slots:,.0f} tokens/s per slot, {tokens / 1e6:.1f} M tokens per step",
+        ]
 
     def _head(self) -> list[str]:
         config, facts, layout = self.estimate.config, self.estimate.facts, self.estimate.layout
@@ -139,14 +174,13 @@ class CapacityReport:
         return [*_columns(rows), f"at full bandwidth: {bounds}; estimate {seconds:.2f} s"]
 
     def _step(self) -> list[str]:
-        estimate, tokens, seconds = self.estimate, self.estimate.work.tokens, self.estimate.seconds
+        estimate, seconds = self.estimate, self.estimate.seconds
         total, rounds = sum(seconds.values()), most_rounds(self.estimate.config)
         phases = ", ".join(f"{phase} {value:.1f}" for phase, value in seconds.items())
         longest = total + (rounds - 1) * seconds["generate"]
         return [
             f"step, estimated seconds: {total:.0f} = {phases}",
-            f"{tokens / 1e6:.1f} M tokens, {tokens / total / estimate.config.num_slots:.0f} tokens/s per "
-            f"slot, {estimate.generation.concurrent} sequences at once per engine, pipeline bubble "
+            f"{estimate.generation.concurrent} sequences at once per engine, pipeline bubble "
             f"{estimate.training_time.bubble:.0%}",
             f"with all of its {rounds} rounds of generation: {longest:.0f} s",
             "seconds of deadline: "

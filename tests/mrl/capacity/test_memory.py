@@ -253,15 +253,15 @@ def test_events_hold_exactly_their_parts() -> None:
     totals = {event.name: event.total for event in timeline(SLOT, hardware, sleeps=True, offloads=True)}
     assert totals == {
         "generate": always + 64 + 256 + 128,
-        "engine asleep": always,
-        "trainer back": always + 1 + 2 + 4 + 2048,
+        "engine sleep": always,
+        "trainer onload": always + 1 + 2 + 4 + 2048,
         "log-probs": always + 1 + 2 + 4 + 2048 + 32,
         "update": always + 1 + 2 + 4 + 2048 + 8 + 16,
         "save": always + 1 + 2 + 4 + 2048,
-        "gradients, optimizer and critic left": always + 1,
-        "rollout weights woke": always + 1 + 64,
-        "sync": always + 1 + 64 + 1024,
-        "trainer weights left": always + 64,
+        "optimizer offload": always + 1,
+        "rollout weights wake": always + 1 + 64,
+        "weight sync": always + 1 + 64 + 1024,
+        "trainer weights offload": always + 64,
     }
 
 
@@ -294,7 +294,7 @@ def test_ppo_counts_its_critic_on_every_rank() -> None:
     of_critic = [report.stages[0].critic.total for report in (ppo, wide)]
     assert of_critic[1] - of_critic[0] > 10 * GB, "its moments are of its own section's type"
     events_with_critic = {event.name for event in ppo.timeline if "critic" in event.parts}
-    assert events_with_critic == {"trainer back", "log-probs", "update", "save"}
+    assert events_with_critic == {"trainer onload", "log-probs", "update", "save"}
     assert ppo.seconds["update"] == pytest.approx(2 * plain.seconds["update"])
 
 

@@ -37,7 +37,7 @@ def test_what_does_not_fit_names_its_pool() -> None:
     refused = report(*small, "rollout.tp=2")
     assert not refused.fits
     assert {line.split(" needs")[0] for line in refused.advice.errors} == {
-        f"'trainer slot, {moment}'" for moment in ("log-probs", "update", "sync")
+        f"'trainer slot, {moment}'" for moment in ("log-probs", "update", "weight sync")
     }
 
 
@@ -49,11 +49,22 @@ def test_a_pass_for_old_log_probs_is_counted_where_it_is_made() -> None:
     assert one["log_probs"] == 0 < asked["log_probs"] == several["log_probs"]
 
 
-def test_the_table_names_the_numbers() -> None:
-    text = report().table()
-    assert "30,532,122,624 parameters" in text
-    assert "memory over a step" in text
-    assert "verdict: it fits" in text
+@pytest.mark.parametrize(("rollout_tp", "fits"), [(2, True), (1, False)])
+def test_at_most_ten_lines_say_what_a_user_decides_on(rollout_tp: int, fits: bool) -> None:
+    shown = report(
+        *() if fits else ("training.layout.ep=2", "training.layout.dp=2"), f"rollout.tp={rollout_tp}"
+    )
+    summary, *tables = shown.table().split("\n\n")
+    lines = dict(line.split(maxsplit=1) for line in summary.splitlines())
+    assert len(lines) <= 10 and shown.fits == fits and any("memory over a step" in table for table in tables)
+    assert lines["verdict"] == ("it fits" if fits else f"it does NOT fit: {shown.advice.errors[0]}")
+    fullest = min(shown.estimate.timeline, key=lambda event: event.free)
+    assert f"GPU in '{fullest.name}', {fullest.total / 1e9:.1f} of 84.9 GB" in lines["memory"]
+    seconds = sum(shown.estimate.seconds.values())
+    assert lines["step"].startswith(f"{seconds:,.0f} s estimated (generate ")
+    assert f"expect {1.5 * seconds:,.0f} to {2.4 * seconds:,.0f} s" in lines["step"]
+    advice = shown.advice.warnings if fits else shown.advice.suggestions
+    assert lines["change"] == f"first: {advice[0]}" and "30,532,122,624 parameters" in lines["model"]
 
 
 def test_too_little_memory_is_an_error_with_a_way_out() -> None:
@@ -152,7 +163,7 @@ def test_the_recipes_layout_stays_on_its_rails() -> None:
 def test_a_script_sees_what_does_not_fit(word, capsys) -> None:
     """A layout that a run refuses and memory that is too small alike, by the exit code, with the whole answer printed."""
     assert main(["plan", str(QWEN_30B), word]) == 1
-    assert "verdict: it does NOT fit" in capsys.readouterr().out
+    assert "verdict   it does NOT fit: " in capsys.readouterr().out
 
 
 def test_quantised_engines_take_half_the_bytes_and_leave_more_for_their_cache() -> None:
