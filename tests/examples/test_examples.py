@@ -23,7 +23,7 @@ SCREEN = (
     r"data: rows: 180, validation_rows: 36, .*",
     r"starting Ray, \d+ trainer ranks and \d+ engines on \d+ slots",
     r"all workers up and serving after [\d.]+ s \(.*\); logs in runs/reversed_words/logs/latest",
-    r"step \d/9  .*\d s  \(\d+ min left\)", r"step [012]: reward 0.\d\d",
+    r"step \d/9  .*\d s  \(\d+ min left\)", r"step [12]: reward 0.\d\d",
     r"runs/reversed_words: good enough after step 2", r"ended: good enough, in runs/reversed_words",
 )  # fmt: skip
 """Every line that a run which is stopped after two steps prints, its program's own among them."""
@@ -102,6 +102,9 @@ def test_own_data_model_and_reward_are_trained_with(folder: Path) -> None:
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert all("reward/right_length" in row and 0 <= row["reward/mean"] <= 1 for row in rows[1:])
     assert rows[1]["optim/grad_norm"] > 0
+    picture = (folder / "runs/reversed_words/rewards.html").read_text()
+    points = json.dumps([row["reward/mean"] for row in rows[1:]], separators=(",", ":"))
+    assert '"x":[1,2]' in picture and f'"y":{points}' in picture
     samples = [json.loads(line) for line in (folder / "runs/reversed_words/samples.jsonl").open()]
     assert any(sample["reward"] > 0 for sample in samples)
     saved = latest_checkpoint(folder / "runs/reversed_words/checkpoints")
