@@ -69,7 +69,7 @@ def _make_command(commands) -> None:
     make.add_argument(
         "--pairs",
         type=int,
-        help="arithmetic: pairs of a correct and an incorrect answer; at most 2000 by default",
+        help="arithmetic: at most this many pairs of a correct and an incorrect answer; 2000 by default",
     )
     make.add_argument(
         "--samples",

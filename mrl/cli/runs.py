@@ -19,7 +19,7 @@ def add_to(commands) -> None:
 
 
 def _report_command(commands) -> None:
-    text = "write an HTML report of one or more runs that opens from disk, and print their curves"
+    text = "write one HTML file that shows one or more runs, and print their curves"
     report = add_command(commands, "report", text)
     report.add_argument("folder", nargs="+", help="run folder, or several to compare")
     report.add_argument("--out", help="file to write; report.html in the first folder by default")
