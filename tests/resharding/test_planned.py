@@ -83,7 +83,11 @@ def test_every_slot_ends_with_its_bytes_of_which_only_the_plans_cross_nodes(
     for error, again, outcome, _, _ in results:
         assert ("broken on purpose in window" in error) == broken
         assert (again, outcome) == ("", (True, None))
-    assert sum(r[3] for r in results) == results[0][4]["bytes_inter_node"] > 0
+    crossed = sum(r[3] for r in results)
+    assert crossed == results[0][4]["bytes_inter_node"]
+    assert (crossed == 0) == (layout.dp == 4), (
+        "with ep2 x dp4 both slots of a node together have every weight"
+    )
 
 
 # -- one slot, in this process ------------------------------------------------------------------------------------
