@@ -1,5 +1,7 @@
-"""A public class or function name has one home in the packages, so that a search for it ends at one definition."""
+"""Check names: one home for each public name, nouns for locals, docstrings that say what a thing does."""
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.structure import CLASSES, FUNCTIONS, homes_of, modules_of, shared_base_names
@@ -9,6 +11,17 @@ MOST_SHARED_FUNCTIONS = 1
 """`named` of mrl/section.py and of mrl/config/describe.py."""
 MOST_SHARED_FILES = 6
 """Files whose base name another file of the same top-level folder has: of agents, sections, loops and the rollout."""
+NO_NOUNS = {"found", "own", "each", "said", "told", "asked", "more", "rest", "what", "it"}
+"""Names that say nothing of a local or parameter."""
+NO_VERBS = ("Of ", "Whether", "Those", "What")
+"""Beginnings of docstrings that make a reader look for the sentence."""
+
+
+def trees() -> Iterator[tuple[Path, ast.Module]]:
+    """Yield every Python file of the repository by its path, with its syntax tree."""
+    for folder in ("mrl", "models", "resharding", "launch", "benchmarks", "examples", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT), ast.parse(path.read_text())
 
 
 def listed(homes: dict[str, list[str]]) -> str:
@@ -42,3 +55,31 @@ def test_homes_are_those_of_public_names_at_the_top_level(tmp_path: Path) -> Non
     modules = {"first": first, "second": second}
     assert homes_of(modules, *CLASSES) == {"Row": ["first.py", "second.py"]}
     assert homes_of(modules, *FUNCTIONS) == {"read": ["first.py", "second.py"]}
+
+
+def test_locals_and_parameters_are_nouns() -> None:
+    bad = [
+        f"{path}:{node.lineno}: {name}"
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if (name := stored_name(node)) in NO_NOUNS and isinstance(node, (ast.Name, ast.arg))
+    ]
+    assert not bad, "name each after the thing that it is:\n" + "\n".join(bad)
+
+
+def stored_name(node: ast.AST) -> str | None:
+    """Return the name that a node stores or declares; None for other nodes."""
+    if isinstance(node, ast.Name):
+        return node.id if isinstance(node.ctx, ast.Store) else None
+    return node.arg if isinstance(node, ast.arg) else None
+
+
+def test_docstrings_say_what_a_thing_does() -> None:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+    bad = [
+        f"{path}: {getattr(node, 'name', 'module')}: {text[:60]}"
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and (text := ast.get_docstring(node) or "").startswith(NO_VERBS)
+    ]
+    assert not bad, "begin with a verb, or with a noun for a class:\n" + "\n".join(bad)
