@@ -1,4 +1,4 @@
-"""Another user of this machine: only root can act as one."""
+"""Another user of this machine; only root can act as one."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What a program says to a bad file: a result, or one sentence of an error of ours, within bounds of time and memory."""
+"""Check that a program answers a bad file with a result or one error sentence, within time and memory."""
 
 from __future__ import annotations
 
@@ -17,46 +17,45 @@ from mrl.errors import MrlError
 from tests.support.mutations import Mutator
 
 SECONDS = 20
-"""Of processor time: what else runs on the machine does not count."""
+"""Limit of processor time, so that the machine's load does not count."""
 WAITING_SECONDS = 60
-"""By the wall, where nothing is computed at all: a file that never ends or never begins."""
+"""Limit of wall time, for a file that never ends or never begins."""
 BYTES = 4 * 2**30
-"""Of memory beyond what the process has."""
+"""Limit of memory beyond the process's own."""
 LONGEST = 20_000
-"""Characters of a sentence."""
+"""Limit of an error's characters."""
 
 
 class TooLong(BaseException):
-    """No `except Exception` catches it."""
+    """Derives from BaseException so that no `except Exception` catches it."""
 
 
 def outcome[T](call: Callable[[], T]) -> tuple[T | None, str]:
-    """(what the call gave, "") or (None, the sentence of its MrlError); every other exception passes."""
+    """Return (the result, "") or (None, the sentence of its MrlError); let other exceptions pass."""
     with _bounds():
         try:
             return call(), ""
         except MrlError as error:
-            said = str(error)
-    assert said.strip() and "Traceback" not in said, f"{said!r} is no sentence"
-    assert len(said) < LONGEST, f"{len(said)} characters are no sentence: {said[:300]}"
-    return None, said
+            message = str(error)
+    assert message.strip() and "Traceback" not in message, f"{message!r} is no sentence"
+    assert len(message) < LONGEST, f"{len(message)} characters are no sentence: {message[:300]}"
+    return None, message
 
 
 def failures(kind: str, numbers: Iterable[int], case: Callable[[Mutator, Path], None], folder: Path) -> str:
-    """Runs the case for each number, with a mutator of its seed and a folder of its own; a report of those that failed, empty where
-    none did."""
-    found: list[str] = []
+    """Run the case for each number with a seeded mutator in a folder; report those that failed."""
+    reports: list[str] = []
     for number in numbers:
         seed = f"{kind}-{number}"
-        mutator, own = Mutator(seed), folder / seed
-        own.mkdir()
-        print(seed, flush=True)  # of a case that hangs the last line
+        mutator, case_folder = Mutator(seed), folder / seed
+        case_folder.mkdir()
+        print(seed, flush=True)  # the last line if the case hangs
         try:
-            case(mutator, own)
+            case(mutator, case_folder)
         except (Exception, TooLong) as error:
             where = "".join(traceback.format_exception(error)[-8:])
-            found.append(f"seed {seed} ({', '.join(mutator.told)}):\n{where}")
-    return "\n".join(found)
+            reports.append(f"seed {seed} ({', '.join(mutator.told)}):\n{where}")
+    return "\n".join(reports)
 
 
 @contextlib.contextmanager

@@ -11,12 +11,12 @@ from playwright.sync_api import Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 SECONDS = 120
-"""How long anything may take, on a machine under any load."""
+"""Limit of every wait, on a machine under any load."""
 
 
 @contextlib.contextmanager
 def opened_page(address: str, is_own: Callable[[str], bool]) -> Iterator[tuple[Page, list[str]]]:
-    """The page, and errors, console messages and the addresses of requests that are not its own."""
+    """Yield the page, and its errors, console messages and requests to foreign addresses."""
     with sync_playwright() as play:
         browser = play.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox"], timeout=SECONDS * 1000
@@ -32,7 +32,7 @@ def opened_page(address: str, is_own: Callable[[str], bool]) -> Iterator[tuple[P
 
 
 def wait_for(page: Page, condition: str) -> None:
-    """Until an expression is true in the page; playwright's own waiting evaluates texts in it, which our policy forbids."""
+    """Wait until an expression is true; playwright's own waiting needs eval, which our policy forbids."""
     deadline = time.monotonic() + SECONDS
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, f"never true: {condition}"

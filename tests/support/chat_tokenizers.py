@@ -1,8 +1,5 @@
 # ruff: noqa: RUF001
-"""Small tokenizers with the chat templates of four schools, made here: nothing is downloaded.
-
-The templates' forms are those that Qwen, Llama 3, Mistral and DeepSeek publish with their models, without their extras.
-"""
+"""Small tokenizers with the chat templates of Qwen, Llama 3, Mistral and DeepSeek, without their extras."""
 
 from __future__ import annotations
 
@@ -30,26 +27,27 @@ CHATML = (
 )
 FORGETFUL = CHATML.replace(
     "{{ m.content }}{%- for c",
-    "{%- if m.role == 'assistant' and not loop.last and '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}"
-    "{%- else %}{{ m.content }}{% endif -%}{%- for c",
+    "{%- if m.role == 'assistant' and not loop.last and '</think>' in m.content %}"
+    "{{ m.content.split('</think>')[-1] }}{%- else %}{{ m.content }}{% endif -%}{%- for c",
 )
 """ChatML that drops thoughts from turns that are no longer the last."""
 LLAMA = (
-    "<|begin_of_text|>{%- for m in messages %}<|start_header_id|>{{ 'ipython' if m.role == 'tool' else m.role }}<|end_header_id|>"
-    "\n\n{{ m.content }}{%- for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor -%}<|eot_id|>{%- endfor -%}"
+    "<|begin_of_text|>{%- for m in messages %}<|start_header_id|>"
+    "{{ 'ipython' if m.role == 'tool' else m.role }}<|end_header_id|>\n\n{{ m.content }}"
+    "{%- for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor -%}<|eot_id|>{%- endfor -%}"
     "{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif -%}"
 )
 MISTRAL = (
     "<s>{%- for m in messages %}{%- if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{%- elif m.role == 'tool' %}[TOOL_RESULTS] {{ m.content }} [/TOOL_RESULTS]"
-    "{%- else %} {{ m.content }}{%- for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.function | tojson }}{% endfor -%}</s>{% endif -%}"
+    "{%- elif m.role == 'tool' %}[TOOL_RESULTS] {{ m.content }} [/TOOL_RESULTS]{%- else %} {{ m.content }}"
+    "{%- for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.function | tojson }}{% endfor -%}</s>{% endif -%}"
     "{%- endfor -%}"
 )
 DEEPSEEK = (
     "<｜begin▁of▁sentence｜>{%- for m in messages %}{%- if m.role == 'user' %}<｜User｜>{{ m.content }}"
-    "{%- elif m.role == 'tool' %}<｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>"
-    "{%- else %}<｜Assistant｜>{{ m.content }}{%- for c in m.tool_calls or [] %}<｜tool▁call▁begin｜>{{ c.function | tojson }}"
-    "<｜tool▁call▁end｜>{% endfor -%}<｜end▁of▁sentence｜>{% endif -%}{%- endfor -%}"
+    "{%- elif m.role == 'tool' %}<｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>{%- else %}"
+    "<｜Assistant｜>{{ m.content }}{%- for c in m.tool_calls or [] %}<｜tool▁call▁begin｜>"
+    "{{ c.function | tojson }}<｜tool▁call▁end｜>{% endfor -%}<｜end▁of▁sentence｜>{% endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt %}<｜Assistant｜>{% endif -%}"
 )
 
@@ -76,23 +74,23 @@ def _pieces(special: list[str], template: str, end: str) -> Any:
 
 
 def _chat(
-    tokenizer: Tokenizer, special: list[str], plain: list[str], template: str, end: str, **more: Any
+    tokenizer: Tokenizer, special: list[str], plain: list[str], template: str, end: str, **options: Any
 ) -> Any:
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, **more)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, **options)
     made.chat_template = template
     return made
 
 
 def qwen(template: str = CHATML) -> Any:
-    """ChatML, byte-level."""
+    """Return ChatML, byte-level."""
     marks = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
     return _byte_level(["<|im_start|>", "<|im_end|>", "<|endoftext|>"], marks, template, "<|im_end|>")
 
 
 def marked(special: list[str], *, words: list[str] | None = None, by_pieces: bool = False) -> Any:
-    """One with these special tokens and added words, byte-level or in pieces with a mark for spaces."""
+    """Return one with these special tokens and added words, byte-level or in pieces with a space mark."""
     special = [*special, "<|done|>"]
     if by_pieces:
         return _pieces(special, CHATML, "<|done|>")
@@ -100,7 +98,6 @@ def marked(special: list[str], *, words: list[str] | None = None, by_pieces: boo
 
 
 def llama() -> Any:
-    """Llama 3's headers, byte-level."""
     special = [
         "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>",
     ]  # fmt: skip
@@ -108,15 +105,14 @@ def llama() -> Any:
 
 
 def mistral() -> Any:
-    """Mistral's brackets, pieces with a mark for spaces, without letters that it was not trained on."""
+    """Return Mistral's brackets, in pieces with a space mark, without untrained letters."""
     special = ["<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
     return _pieces(special, MISTRAL, "</s>")
 
 
 def deepseek() -> Any:
-    """DeepSeek's wide bars, byte-level."""
     names = ["begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant"]
-    names += [f"tool▁{what}▁{end}" for what in ("call", "output") for end in ("begin", "end")]
+    names += [f"tool▁{part}▁{end}" for part in ("call", "output") for end in ("begin", "end")]
     return _byte_level([f"<｜{name}｜>" for name in names], [], DEEPSEEK, "<｜end▁of▁sentence｜>")
 
 

@@ -1,4 +1,4 @@
-"""Distributed checkpoints made of folders, without ranks."""
+"""Distributed checkpoints made of model folders, without ranks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.image_folders import text_alone
 
 
 def write_checkpoint(folder: Path, source: Path) -> None:
-    """The weights of a model folder as a distributed checkpoint with tensors of their own for every layer and expert width."""
+    """Write a model folder as a distributed checkpoint with a tensor per layer and expert width."""
     hf_config, weights = hf_folder.read_config(source), {}
     for file in set(hf_folder.tensor_files(source).values()):
         weights |= text_alone(load_file(file))
     for tensor in family_of(hf_config).checkpoint_tensors(hf_config):
-        if tensor.stack:  # the folder has its matrices turned
+        if tensor.stack:  # the folder stores transposed matrices
             held = weights[tensor.name]
             weights[tensor.name] = (held.transpose(1, 2) if held.ndim > 2 else held).reshape(tensor.shape)
     state: dict[str, Any] = {}
@@ -35,8 +35,8 @@ def write_checkpoint(folder: Path, source: Path) -> None:
                 box(weights[piece.tensor], piece.start, piece.shape)
             )
         if ".local_experts." in local.name:
-            layer, _, rest = local.name.partition(".local_experts.")
-            experts.setdefault(f"{layer}.experts.{rest.partition('.')[2]}", []).append(value)
+            layer, _, suffix = local.name.partition(".local_experts.")
+            experts.setdefault(f"{layer}.experts.{suffix.partition('.')[2]}", []).append(value)
         else:
             state[local.name] = value
     state |= {key: torch.stack(values) for key, values in experts.items()}

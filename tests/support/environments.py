@@ -1,4 +1,4 @@
-"""Environments that tests host: one that behaves, and one with every fault."""
+"""Environments for tests: one that behaves, and one with every fault."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE = f"{__file__}:"
 
 
 class Counting:
-    """Counts turns to `task["turns"]`, and says what it was told."""
+    """Counts turns to `task["turns"]`, and reports its input."""
 
     tools = [
         {
@@ -43,8 +43,8 @@ class Counting:
         self.turns += 1
         self.added += sum(call.arguments["n"] for call in calls)
         done = self.turns == self.task["turns"]
-        said = [{"role": "tool", "content": f"{call.name}: {self.added}"} for call in calls]
-        return Step(said or f"heard {text}", reward=self.turns / 2, done=done, info={"added": self.added})
+        messages = [{"role": "tool", "content": f"{call.name}: {self.added}"} for call in calls]
+        return Step(messages or f"heard {text}", reward=self.turns / 2, done=done, info={"added": self.added})
 
     def close(self) -> None:
         if self.closed:
@@ -53,7 +53,7 @@ class Counting:
 
 
 class Faulty:
-    """Does what the task names, at the turn that it names (0 is reset)."""
+    """Fails as the task names, at the turn that it names (0 is reset)."""
 
     def __init__(self, seconds: float = 600.0) -> None:
         self.seconds = seconds
@@ -123,6 +123,6 @@ class Faulty:
 
 
 class BadTool(Counting):
-    """Describes a tool by no schema."""
+    """Describes a tool without a schema."""
 
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "whole number"}}}]

@@ -1,4 +1,4 @@
-"""Texts of a policy that has collapsed, or that attacks what reads it: of any length, one of each kind."""
+"""Texts of a collapsed or attacking policy, of any length, one of each kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CALL = '{"name": "say", "arguments": {"text": "x"}}'
 
 
 def texts(length: int) -> Iterator[tuple[str, str]]:
-    """(kind, text) of about so many characters each."""
+    """Yield (kind, text) of about that many characters each."""
 
     def run(part: str, share: float = 1.0) -> str:
         return part * max(1, int(length * share / len(part)))

@@ -1,4 +1,4 @@
-"""Tiny folders as Qwen3.5 is published: a model of text beside one of images, and a layer's experts in two tensors."""
+"""Tiny folders in Qwen3.5's published form: text and image models, a layer's experts in two tensors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 IMAGES: dict[str, Any] = {
-    "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "num_position_embeddings": 16, "patch_size": 4,
+    "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "num_position_embeddings": 16,
+    "patch_size": 4,
 }  # fmt: skip
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def config_beside_images(prefix: str, fields: dict[str, Any]) -> Any:
-    """transformers' config of a model of images whose model of text has these fields."""
     import transformers
 
     images = IMAGES | {"out_hidden_size": fields["hidden_size"]}
@@ -26,7 +26,7 @@ def config_beside_images(prefix: str, fields: dict[str, Any]) -> Any:
 
 
 def pack_experts(folder: Path) -> None:
-    """Rewrites a folder whose experts transformers wrote each by itself."""
+    """Rewrite a folder so that it stores a layer's experts together."""
     path = folder / "model.safetensors"
     weights = load_file(path)
     parts: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
@@ -34,15 +34,15 @@ def pack_experts(folder: Path) -> None:
         layer, number, part = _EXPERT.fullmatch(name).groups()  # type: ignore[union-attr]
         stored = f"{layer}.{'down' if part == 'down' else 'gate_up'}_proj"
         parts.setdefault(stored, {})[int(number), part] = weights.pop(name)
-    for name, own in parts.items():
-        numbers = sorted({number for number, _ in own})
+    for name, matrices in parts.items():
+        numbers = sorted({number for number, _ in matrices})
         kinds = ("down",) if "down_proj" in name else ("gate", "up")
-        weights[name] = torch.stack([torch.cat([own[n, kind] for kind in kinds]) for n in numbers])
+        weights[name] = torch.stack([torch.cat([matrices[n, kind] for kind in kinds]) for n in numbers])
     save_file(weights, path, metadata={"format": "pt"})
 
 
 def unpack_experts(folder: Path) -> None:
-    """Rewrites a folder so that it has each expert by itself, as the published float8 ones do."""
+    """Rewrite a folder so that it stores each expert by itself, as published float8 folders do."""
     path = folder / "model.safetensors"
     weights = {}
     for name, values in load_file(path).items():
@@ -51,21 +51,20 @@ def unpack_experts(folder: Path) -> None:
 
 
 def _each_expert(name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors of the experts that a tensor packs; others as they are."""
+    """Return a packed tensor's experts by name; other tensors as they are."""
     layer, packed, part = name.rpartition(".experts.")
     if not packed or part not in ("gate_up_proj", "down_proj"):
         return {name: values}
     kinds = ("down",) if part == "down_proj" else ("gate", "up")
     return {
         f"{layer}.experts.{number}.{kind}_proj.weight": rows.contiguous()
-        for number, own in enumerate(values)
-        for kind, rows in zip(kinds, own.chunk(len(kinds)), strict=True)
+        for number, expert in enumerate(values)
+        for kind, rows in zip(kinds, expert.chunk(len(kinds)), strict=True)
     }
 
 
 def text_alone(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of the model of text under the names that they have in a folder without images, each expert by
-    itself; those of other folders as they are."""
+    """Return the text model's tensors, named and split per expert as in a folder without images."""
     result = {}
     for name, values in weights.items():
         text = name.replace("model.language_model.", "model.")

@@ -1,8 +1,9 @@
-"""A server that judges sums, as a process: OpenAI's chat completions and vLLM's classification, with twelve ways to fail.
+"""A server process that judges sums, with OpenAI's chat completions and vLLM's classification.
 
-`python -m tests.support.judge_server HOLD [SOCKET]` prints its port, or listens on a Unix socket. It reads the fences of the question; a response that
-holds `mode=NAME` gets that failure; no other answer is given before HOLD calls are there at once. GET /stats tells what
-it was asked. A classifier's model is the number of its heads, each one's score 3 above that of the one before.
+`python -m tests.support.judge_server HOLD [SOCKET]` prints its port, or listens on a Unix socket.
+It reads the question's fences. A response with `mode=NAME` gets one of twelve failures; other replies wait
+for HOLD calls at once. GET /stats returns the counts. A classifier's model is its number of heads; each head
+scores 3 above the one before.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ _FENCE = re.compile(r"\[([0-9a-f]{16})\]\n(.*?)\n\[/\1\]", re.DOTALL)
 
 
 class Judge(http.server.BaseHTTPRequestHandler):
-    """One connection."""
-
     protocol_version = "HTTP/1.1"
     hold = 0
     counts = {"calls": 0, "now": 0, "most": 0}
@@ -56,8 +55,8 @@ class Judge(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, body: dict[str, Any]) -> None:
         if self.path.endswith("/classify"):
-            model, said = body.get("model") or "1", float(sum(body["input"]))
-            of_heads = [said + 3.0 * h for h in range(int(model))]
+            model, total = body.get("model") or "1", float(sum(body["input"]))
+            of_heads = [total + 3.0 * h for h in range(int(model))]
             self._send(200, {"data": [{"index": 0, "probs": of_heads, "num_classes": len(of_heads)}]})
             return
         text = body["messages"][0]["content"]
@@ -111,18 +110,18 @@ class Judge(http.server.BaseHTTPRequestHandler):
         return None
 
 
-def _reply(body: dict[str, Any], said: str, nonce: str) -> dict[str, Any]:
+def _reply(body: dict[str, Any], verdict: str, nonce: str) -> dict[str, Any]:
     if not body.get("logprobs"):
-        choice = {"message": {"content": f"So.\nVERDICT {nonce}: {said}"}, "finish_reason": "stop"}
+        choice = {"message": {"content": f"So.\nVERDICT {nonce}: {verdict}"}, "finish_reason": "stop"}
         return {"choices": [choice], "usage": {"total_tokens": 7}}
-    top = [{"token": f" {said}", "logprob": math.log(0.9)}]
-    top.append({"token": "No" if said == "yes" else "Yes", "logprob": math.log(0.09)})
-    content = [{"token": said, "logprob": math.log(0.9), "top_logprobs": top}]
+    top = [{"token": f" {verdict}", "logprob": math.log(0.9)}]
+    top.append({"token": "No" if verdict == "yes" else "Yes", "logprob": math.log(0.09)})
+    content = [{"token": verdict, "logprob": math.log(0.9), "top_logprobs": top}]
     return {"choices": [{"logprobs": {"content": content}, "finish_reason": "length"}]}
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Takes as many connections at once as a test makes."""
+    """Accepts as many connections at once as a test makes."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -132,8 +131,6 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class UnixServer(socketserver.ThreadingUnixStreamServer):
-    """The same on a Unix socket."""
-
     daemon_threads = True
 
 
@@ -141,7 +138,7 @@ class UnixServer(socketserver.ThreadingUnixStreamServer):
 def judge_server(
     hold: int = 0, at: str = ""
 ) -> Iterator[tuple[str, Callable[[], dict[str, int]], subprocess.Popen[str]]]:
-    """(its address, what it was asked, its process), ended at the end; `at`: a Unix socket that it listens on."""
+    """Yield (address, function that returns the counts, process); `at`: a Unix socket to listen on."""
     words = [sys.executable, "-m", "tests.support.judge_server", str(hold), at]
     root = Path(__file__).parents[2]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=root)

@@ -1,4 +1,4 @@
-"""How large the tensors are that an expression makes, and how many of the largest there are at one time."""
+"""Measure the largest tensors of an expression, and how many exist at a time."""
 
 import weakref
 from typing import Any
@@ -9,8 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Largest(TorchDispatchMode):
-    """Inside it, `elements` is the size of the largest tensor that any operation has returned, `alive` how many of that size were
-    in memory together."""
+    """Records the size of the largest tensor that an operation returned, and how many were alive together."""
 
     elements = alive = 0
 

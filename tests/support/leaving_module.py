@@ -1,4 +1,4 @@
-"""A script of a user's without a guard: whoever imports it is ended, as if all had gone well."""
+"""A user's script without a guard: importing it exits successfully."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What processes listen to, and who gets there: by /proc, not by what the processes say of themselves."""
+"""The addresses that processes listen to and who can reach them, by /proc."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ ACCEPTS = 0x10000
 
 
 def listeners(processes: Iterable[psutil.Process]) -> dict[str, str]:
-    """Address -> the process that listens there, of TCP, UDP and unix sockets. One that has ended meanwhile
-    has none."""
+    """Map each TCP, UDP and unix address to the process that listens there; ended processes have none."""
     unix = _unix_listeners()
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
             name = " ".join(process.cmdline())[:80]
-            for each in process.net_connections("inet"):
-                if each.laddr and not each.raddr:
-                    found[f"{each.type.name} {each.laddr.ip} {each.laddr.port}"] = name
+            for connection in process.net_connections("inet"):
+                if connection.laddr and not connection.raddr:
+                    names[f"{connection.type.name} {connection.laddr.ip} {connection.laddr.port}"] = name
             for link in Path(f"/proc/{process.pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    found |= {
+                    names |= {
                         f"unix {unix[os.readlink(link)]}": name for _ in [0] if os.readlink(link) in unix
                     }
-    return found
+    return names
 
 
 def _unix_listeners() -> dict[str, str]:
-    """socket:[INODE] -> path (@ and a name: abstract) of this machine's unix sockets that accept
-    connections."""
+    """Map socket:[INODE] to the path (@NAME if abstract) of each accepting unix socket."""
     rows = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     return {f"socket:[{row[6]}]": row[7] for row in rows if int(row[3], 16) & ACCEPTS and len(row) > 7}
 
 
 def is_private(address: str) -> bool:
-    """Whether no other machine and, of a unix socket, no other user gets there."""
+    """Return True if no other machine, and for a unix socket no other user, can connect."""
     kind, where = address.split(" ", 1)
     if kind == "unix":
         return any(_is_own(folder) for folder in Path(where).parents)

@@ -1,4 +1,4 @@
-"""Groups that differ in everything a sample can have, and whether one is another's equal."""
+"""Groups that differ in every field of a sample, and a comparison of all fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def prompt_at(index: int) -> Prompt:
 
 
 def group_of(index: int, *, num_samples: int = 4, tokens: int = 50) -> Group:
-    """Samples that differ in everything a sample can have, by `index`."""
+    """Return a group that differs from others by `index` in every field."""
     rng = np.random.default_rng(index)
     samples = []
     for number in range(num_samples):
@@ -43,17 +43,17 @@ def group_of(index: int, *, num_samples: int = 4, tokens: int = 50) -> Group:
     return Group(prompt_at(index), tuple(samples))
 
 
-def assert_same(found: object, expected: object) -> None:
-    """Equal in every field, arrays in dtype and shape too."""
+def assert_same(actual: object, expected: object) -> None:
+    """Assert equality of every field, including dtype and shape of arrays."""
     if dataclasses.is_dataclass(expected):
         for field in dataclasses.fields(expected):
-            assert_same(getattr(found, field.name), getattr(expected, field.name))
+            assert_same(getattr(actual, field.name), getattr(expected, field.name))
     elif isinstance(expected, tuple) and expected and dataclasses.is_dataclass(expected[0]):
-        assert isinstance(found, tuple) and len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
+        assert isinstance(actual, tuple) and len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
             assert_same(one, other)
     elif isinstance(expected, np.ndarray):
-        assert isinstance(found, np.ndarray) and found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
+        assert isinstance(actual, np.ndarray) and actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual, expected)
     else:
-        assert found == expected
+        assert actual == expected

@@ -1,5 +1,4 @@
-"""Watches what is computed on "meta", where tensors have a size and no contents: every operation's result must be there too, and
-no larger than is allowed; whoever asks for a value is counted, because on a GPU the host would wait there."""
+"""Check that operations stay on "meta" and within a size; count reads, which would wait on a GPU."""
 
 from __future__ import annotations
 
@@ -19,18 +18,17 @@ META = torch.device("meta")
 VALUE = torch.ops.aten._local_scalar_dense.default
 COPY = torch.ops.aten._to_copy.default
 ON_THE_HOST = (torch.ops.aten.lift_fresh.default, torch.ops.aten.detach.default)
-"""A numpy array's memory as a tensor, and the other way round."""
+"""Conversions between a numpy array's memory and a tensor."""
 
 
 class OnMeta(TorchDispatchMode):
-    """Inside, an operation that takes or makes anything that is not on "meta", or makes more than `most` elements, is an
-    AssertionError; numpy's arrays may be copied to the device, and results be fetched from it."""
+    """Rejects operations off "meta" or above `most` elements, except copies to and from the device."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
         self.waits: list[str] = []
-        """Where a value was asked for, whose answer is always 1, or a tensor was fetched, whose values are always 0."""
+        """Callers that read a value (always 1) or fetched a tensor (always zeros)."""
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), options: Any = None
@@ -54,7 +52,7 @@ class OnMeta(TorchDispatchMode):
 
 
 def _asker() -> str:
-    """Return the innermost running function of the package, wherever the checkout lies and whatever it is called."""
+    """Return the package's innermost running function, for any place and name of the checkout."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back

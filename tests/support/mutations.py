@@ -1,8 +1,8 @@
-"""Good files made bad, one way or several at once, by a seed: the same seed makes the same file of the same one.
+"""Break good files by a seed: the same seed breaks the same file alike.
 
     Mutator("data-17").spoil(path, "lines")
 
-changes the file in its place and tells in `told` what was done to it.
+changes the file in place and lists the changes in `told`.
 """
 
 from __future__ import annotations
@@ -22,47 +22,35 @@ from typing import Any
 import yaml
 
 STRANGE: tuple[Any, ...] = (
-    None, True, False, 0, -1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf"), -float("inf"),
-    "", " ", "nan", "1e400", "\0", "\x1b[2J", "\ud800", "\u202e", "ü" * 300, "x" * 70_000, "../..", "[", "{", "0-99999999999", "-", "1_0",
-    "2001-02-30", "0x", "~", "=", "<<", "*a", "&a", "!!python/object:os.system", "%s{}", [], {}, [[]], [None], [{}], {"": None}, {"a": {}},
-    [1, "a"], {"role": "user"}, [{"role": "user", "content": None}], [{"type": "image"}],
+    None, True, False, 0, -1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, float("nan"),
+    float("inf"), -float("inf"), "", " ", "nan", "1e400", "\0", "\x1b[2J", "\ud800", "\u202e", "ü" * 300,
+    "x" * 70_000, "../..", "[", "{", "0-99999999999", "-", "1_0", "2001-02-30", "0x", "~", "=", "<<", "*a",
+    "&a", "!!python/object:os.system", "%s{}", [], {}, [[]], [None], [{}], {"": None}, {"a": {}}, [1, "a"],
+    {"role": "user"}, [{"role": "user", "content": None}], [{"type": "image"}],
 )  # fmt: skip
-"""Values that stand where others are asked for."""
+"""Values of unexpected types."""
 LITERALS = (
-    "9" * 5000,
-    "1e999999",
-    "-",
-    "NaN",
-    "Infinity",
-    "0x10",
-    "1_000",
-    "2001-02-30",
-    "!!int a",
-    "*nobody",
-    "\t",
-    "{,}",
-    "nul",
-)
-"""Texts that stand in a value's place as they are."""
+    "9" * 5000, "1e999999", "-", "NaN", "Infinity", "0x10", "1_000", "2001-02-30", "!!int a", "*nobody", "\t",
+    "{,}", "nul",
+)  # fmt: skip
+"""Texts that replace a value verbatim."""
 INSERTED = (
     b"\xef\xbb\xbf", b"\0", b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"\n", b"\r", b'"', b"\\", b"{", b"]",
     b",", b"\x1a", b"\x85", b"\xe2\x80\xa8",
 )  # fmt: skip
 DEPTHS = (30, 900, 5_000, 200_000)
-"""Brackets around nothing."""
+"""Numbers of nested brackets."""
 _MARK = "mark of a mutation"
 
 
 class Mutator:
-    """Chooses by its seed alone."""
-
     def __init__(self, seed: str) -> None:
         self._dice = random.Random(seed)
         self.told: list[str] = []
-        """What was done, in order."""
+        """The changes, in order."""
 
     def spoil(self, path: Path, form: str, *, places: bool = True) -> None:
-        """`form`: lines (of JSON), json, yaml, csv or bytes. `places`: the file may also become another thing, or be gone."""
+        """Break a file (lines, json, yaml, csv or bytes); `places`: it may also vanish or be replaced."""
         if places and self._dice.random() < 0.08:
             self._do(PLACES, path)
             return
@@ -71,7 +59,6 @@ class Mutator:
             path.write_bytes(self._do(kinds, path.read_bytes()))
 
     def choose[T](self, things: list[T]) -> T:
-        """One of them."""
         return self._dice.choice(things)
 
     def _do(self, kinds: tuple[Callable[..., Any], ...], thing: Any) -> Any:
@@ -80,7 +67,7 @@ class Mutator:
         return kind(thing, self._dice)
 
 
-# -- bytes -----------------------------------------------------------------------------------------------------------
+# -- bytes ---------------------------------------------------------------------------------------------------
 
 
 def cut(data: bytes, dice: random.Random) -> bytes:
@@ -141,7 +128,7 @@ def _span(data: bytes, dice: random.Random) -> tuple[int, int]:
     return a, min(b, a + dice.choice((1, 8, 100, 10_000)))
 
 
-# -- structure -------------------------------------------------------------------------------------------------------
+# -- structure -----------------------------------------------------------------------------------------------
 
 
 def strange_value(tree: Any, dice: random.Random) -> str | Any:
@@ -188,7 +175,7 @@ def exchanged(tree: Any, dice: random.Random) -> Any:
 
 
 def _place(tree: Any, dice: random.Random) -> tuple[Any, Any]:
-    """Where a value lies: (what holds it, its key)."""
+    """Choose a value; return (its container, its key)."""
     return dice.choice(list(_places({"": tree} if not isinstance(tree, dict | list) or not tree else tree)))
 
 
@@ -207,8 +194,8 @@ def json_changed(data: bytes, dice: random.Random) -> bytes:
         tree = json.loads(data)
     except (ValueError, RecursionError):
         return bits_flipped(data, dice)
-    found = dice.choice(VALUES)(tree, dice)
-    tree, text = found if isinstance(found, tuple) else (found, "")
+    changed = dice.choice(VALUES)(tree, dice)
+    tree, text = changed if isinstance(changed, tuple) else (changed, "")
     return json.dumps(tree).replace(json.dumps(_MARK), text).encode()
 
 
@@ -250,8 +237,8 @@ def yaml_changed(data: bytes, dice: random.Random) -> bytes:
     if not isinstance(tree, dict) or not tree:
         return data + b"\nloop: [\n"
     kinds = (strange_value, strange_value, literal, nested, left_out, renamed)
-    found = dice.choice(kinds)(tree, dice)
-    tree, text = found if isinstance(found, tuple) else (found, "")
+    changed = dice.choice(kinds)(tree, dice)
+    tree, text = changed if isinstance(changed, tuple) else (changed, "")
     written = yaml.safe_dump(tree, allow_unicode=False, width=10**6, sort_keys=False)
     return written.replace(_MARK, text).encode()
 
@@ -262,9 +249,11 @@ def yaml_word(data: bytes, dice: random.Random) -> bytes:
     key = re.match(rb"(\s*)([\w.]+):", lines[at])
     indent, name = (key[1], key[2]) if key else (b"", b"run")
     words = (
-        b"? [a, b]\n: 1\n", b"<<: {steps: 1}\n", name + b": &a [*a]\n", name + b": &a {b: *a}\n", b"---\n", name + b": 1\n", name + b": {a: 1, a: 2}\n",
-        name + b": [{a: 1, a: 2}]\n", name + b": [{? [1] : 2}]\n", name + b": !!set {a}\n", name + b": !!binary x\n", name + b": !!timestamp x\n",
-        name + b": [!!int x]\n", b"%YAML 9.9\n", b"\t- a\n", name + b": |\n", name + b": 2001-02-30\n", name + b": 190:20:30.15\n", _LAUGHS, _LAUGHS + name + b": *a39\n",
+        b"? [a, b]\n: 1\n", b"<<: {steps: 1}\n", name + b": &a [*a]\n", name + b": &a {b: *a}\n", b"---\n",
+        name + b": 1\n", name + b": {a: 1, a: 2}\n", name + b": [{a: 1, a: 2}]\n",
+        name + b": [{? [1] : 2}]\n", name + b": !!set {a}\n", name + b": !!binary x\n",
+        name + b": !!timestamp x\n", name + b": [!!int x]\n", b"%YAML 9.9\n", b"\t- a\n", name + b": |\n",
+        name + b": 2001-02-30\n", name + b": 190:20:30.15\n", _LAUGHS, _LAUGHS + name + b": *a39\n",
     )  # fmt: skip
     lines.insert(at, indent + dice.choice(words))
     return b"".join(lines)
@@ -273,7 +262,7 @@ def yaml_word(data: bytes, dice: random.Random) -> bytes:
 _LAUGHS = b"a0: &a0 [lol, lol]\n" + b"".join(
     b"a%d: &a%d [*a%d, *a%d, *a%d]\n" % (n, n, n - 1, n - 1, n - 1) for n in range(1, 40)
 )
-"""References to references: a page of text that stands for more values than any memory holds."""
+"""References to references: one page that expands to more values than fit in memory."""
 
 
 def csv_changed(data: bytes, dice: random.Random) -> bytes:
@@ -298,7 +287,7 @@ def csv_changed(data: bytes, dice: random.Random) -> bytes:
     return b"".join(lines)
 
 
-# -- the place of a file ---------------------------------------------------------------------------------------------
+# -- the place of a file -------------------------------------------------------------------------------------
 
 
 def gone(path: Path, dice: random.Random) -> None:
@@ -323,7 +312,7 @@ def a_pipe(path: Path, dice: random.Random) -> None:
 
 
 def not_to_be_read(path: Path, dice: random.Random) -> None:
-    """Root reads it all the same."""
+    """Root can still read it."""
     path.chmod(0)
 
 
@@ -341,7 +330,6 @@ _OF_FORM: dict[str, tuple[Callable[[bytes, random.Random], bytes], ...]] = {
 
 
 def copied(source: Path, target: Path) -> Path:
-    """A fresh copy of a file or folder."""
     if source.is_dir():
         return Path(shutil.copytree(source, target, symlinks=True))
     return Path(shutil.copy(source, target))

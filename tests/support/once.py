@@ -1,4 +1,4 @@
-"""What one worker of a session makes and all of them read."""
+"""Files that one worker of a session makes and all read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Return the session's folder of this name, which whoever comes first fills while the others wait."""
+    """Return the session's folder of this name; the first caller fills it while others wait."""
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent

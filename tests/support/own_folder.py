@@ -1,4 +1,4 @@
-"""A user's folder in which modules are named as Python's own: each is an error to import."""
+"""A user's folder with modules named like Python's own; importing any of them is an error."""
 
 from pathlib import Path
 

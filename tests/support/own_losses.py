@@ -1,4 +1,4 @@
-"""Losses as users mistype them."""
+"""User losses with typing mistakes."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Programs in the sandbox that a user without any rights gets, also where the tests run as root."""
+"""Programs in an unprivileged user's sandbox, also if the tests run as root."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SECONDS = 300.0
 
 
 def run_as_plain_user(programs: Sequence[str], limits: Mapping[str, Any]) -> list[str]:
-    """What each program printed, or how it ended; run by a process of no rights in a sandbox of its own."""
+    """Run programs in an unprivileged process's sandbox; return each one's output or end."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         done = subprocess.run(
             [sys.executable, "-m", "tests.support.plain_user", folder],
@@ -38,7 +38,6 @@ def run_as_plain_user(programs: Sequence[str], limits: Mapping[str, Any]) -> lis
 
 
 def printed(boundary: sandbox.Sandbox, program: str, rules: CodeRules) -> str:
-    """What a program printed, or how it ended."""
     try:
         with CandidateProcess(boundary, rules, Allowance.of(rules.seconds)) as session:
             return session.run_as_main(program, "").decode()
@@ -47,7 +46,7 @@ def printed(boundary: sandbox.Sandbox, program: str, rules: CodeRules) -> str:
 
 
 def main(folder: str) -> None:
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     if os.geteuid() == 0:
         os.chmod(folder, 0o755)
         sandbox._RUNNER = Path(shutil.copy(sandbox._RUNNER, folder))  # the checkout may be root's alone
@@ -56,8 +55,8 @@ def main(folder: str) -> None:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    boundary, rules = sandbox.find_sandbox(), CodeRules(**asked["limits"])
-    json.dump([printed(boundary, program, rules) for program in asked["programs"]], sys.stdout)
+    boundary, rules = sandbox.find_sandbox(), CodeRules(**request["limits"])
+    json.dump([printed(boundary, program, rules) for program in request["programs"]], sys.stdout)
 
 
 if __name__ == "__main__":

@@ -9,5 +9,4 @@ PLUGINS = str(Path(__file__).parents[1] / "mrl/rewards/plugins_for_tests.py")
 
 
 def plugin(name: str, **fields: Any) -> RewardSection:
-    """One of them, in one process."""
     return RewardSection(kind="plugin", path=f"{PLUGINS}:{name}", **{"workers": 1, **fields})

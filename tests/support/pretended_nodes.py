@@ -1,5 +1,4 @@
-"""Slots of one machine that are said to lie on several nodes: the processes, and what they send each other,
-are those of real nodes."""
+"""Slots of one machine that pose as several nodes; processes and messages are real."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from mrl.launch.commands import start_run
 from mrl.launch.workers import placement
 
 VARIABLE = "MRL_TESTS_NODES"
-"""Of a command that tests start: the node of each slot, as in 0,1."""
+"""Environment variable of a test's command: the node of each slot, as in 0,1."""
 
 
 @contextlib.contextmanager
 def slots_on(nodes: Sequence[int]) -> Iterator[None]:
-    """Say so of every run in this process; nothing without nodes."""
+    """Assign this process's runs to these nodes; do nothing without nodes."""
 
     def place(*arguments: Any, **options: Any) -> placement.Placement:
         made = placement.place(*arguments, **options)

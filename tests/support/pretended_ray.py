@@ -1,4 +1,4 @@
-"""Ray in one process: actors are objects, calls run at once, results wait as references. For the real groups, without a cluster."""
+"""Ray in one process for the real groups: actors are objects, calls run at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defin
 
 
 class Reference:
-    """The result of a call, or its error."""
-
     def __init__(self, function: Callable[[], Any]) -> None:
         self._value: Any = None
         self._error: Exception | None = None
@@ -31,7 +29,7 @@ class Reference:
 
 
 class PretendedRay:
-    """The calls of ray that actor groups make."""
+    """Implements the calls of ray that actor groups make."""
 
     def __init__(self) -> None:
         self.running = "the driver"
@@ -42,7 +40,7 @@ class PretendedRay:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ray, "remote", self._remote)
         monkeypatch.setattr(ray, "put", lambda value: Reference(lambda: value))
-        monkeypatch.setattr(ray, "get", lambda asked, timeout=None: _values(asked))
+        monkeypatch.setattr(ray, "get", lambda pending, timeout=None: _values(pending))
         monkeypatch.setattr(ray, "wait", lambda references, num_returns=1, timeout=None: (references, []))
         monkeypatch.setattr(ray, "kill", lambda actor: None)
         monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
@@ -84,9 +82,9 @@ class PretendedRay:
             self.running = outer
 
 
-def _values(asked: Any) -> Any:
-    """Of a reference, or of each of a list."""
-    return [each.get() for each in asked] if isinstance(asked, list) else asked.get()
+def _values(references: Any) -> Any:
+    """Return the value of a reference, or the values of a list."""
+    return [reference.get() for reference in references] if isinstance(references, list) else references.get()
 
 
 NAMES = {"TrainActor": "trainer rank", "RolloutActor": "engine"}

@@ -1,4 +1,4 @@
-"""Processes that tests look for by what they run."""
+"""Find processes by their commands."""
 
 import contextlib
 
@@ -8,8 +8,7 @@ import psutil
 def children(
     word: str, parent: psutil.Process | None = None, *, recursive: bool = False
 ) -> list[psutil.Process]:
-    """Return the children of a process (this one by default) with the word in their command. One that has ended is left out, also
-    if nobody has waited for it yet: psutil raises where its command is asked for."""
+    """Return a process's living children (by default this one's) with the word in their command."""
     matching = []
     for process in (parent or psutil.Process()).children(recursive=recursive):
         with contextlib.suppress(psutil.Error):

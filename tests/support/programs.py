@@ -1,4 +1,4 @@
-"""Programs of our own generators, run in this process: what sandbox and exam do for them, without a boundary."""
+"""Run our own generated programs in this process, as sandbox and test run would."""
 
 import contextlib
 import io
@@ -17,8 +17,7 @@ from tests.support.verifier_cases.case import Generator, take
 
 
 def passes(program: str | None, task: CodeTask) -> bool | None:
-    """Whether a harmless program does what its task asks, as the verifier's own exam says; None where that gives
-    no verdict."""
+    """Return True if a harmless program passes its task's tests; None if they give no verdict."""
     if program is None:
         return False
     source = f"{task.context}\n{program}"
@@ -37,7 +36,7 @@ def passes(program: str | None, task: CodeTask) -> bool | None:
 
 
 def misjudged(generator: Generator, count: int) -> list[str]:
-    """Labels of the generated responses whose program gets a wrong verdict, or none."""
+    """Return the labels of generated responses whose program gets a wrong verdict or none."""
     wrong = set()
     for case in take(generator, count):
         task = parse_task(case.ground_truth, place="generated")
@@ -51,7 +50,7 @@ class _Concluded(BaseException):
 
 
 class _Here:
-    """A candidate whose values cross as they do in the sandbox."""
+    """A candidate whose values cross as in the sandbox."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

@@ -1,7 +1,7 @@
-"""A stand-in for the calls of torch.cuda that off-loading makes: each is recorded by name, in order, and none needs a GPU.
+"""A stand-in for off-loading's torch.cuda calls: records each by name, in order, without a GPU.
 
-Tensors are ordinary ones, or of device "meta", which have bytes and no contents. The device of what is under test is
-"meta": it is not "cpu", and torch does not ask for a driver.
+Tensors are on the CPU or on "meta" (bytes without contents). The device under test is "meta", because it is
+not "cpu" and needs no driver.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEVICE = torch.device("meta")
 
 
 class Stream:
-    """A stream of the recorder; queued work is done at once, as tensors without a GPU do it."""
+    """A recorded stream; queued work runs at once."""
 
     def __init__(self, recorder: RecordedCuda, name: str) -> None:
         self._recorder, self._name = recorder, name
@@ -31,7 +31,7 @@ class Stream:
 
 
 class RecordedCuda:
-    """What was asked of torch.cuda, in order."""
+    """Records calls of torch.cuda in order."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -43,12 +43,10 @@ class RecordedCuda:
         self.calls.append(call)
 
     def take(self) -> list[str]:
-        """The calls since the last take."""
         calls, self.calls = self.calls, []
         return calls
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Puts the recorder where torch.cuda's calls are."""
         stand_ins: dict[str, Any] = {
             "Stream": lambda device=None: Stream(self, "side"),
             "current_stream": lambda device=None: self._current,
@@ -70,7 +68,7 @@ class RecordedCuda:
         self.note(f"off {stream._name}")
 
     def _register(self, address: int, num_bytes: int, flags: int) -> int:
-        """As the driver: memory of which a part is registered already is refused (cudaErrorHostMemoryAlreadyRegistered)."""
+        """Refuse partly registered memory, as the driver does (cudaErrorHostMemoryAlreadyRegistered)."""
         self.note("pin")
         if any(
             address < first + size and first < address + num_bytes for first, size in self.registered.items()

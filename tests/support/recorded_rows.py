@@ -1,4 +1,4 @@
-"""Rows of metrics that real runs wrote, with the columns that rules read, rounded to five digits; tests/data/recorded_runs/README.md says of which."""
+"""Metrics of the real runs in tests/data/recorded_runs/README.md, rounded to five digits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ RUNS = Path(__file__).parents[1] / "data/recorded_runs"
 
 
 def recorded(name: str) -> list[dict[str, Any]]:
-    """The rows of a run, the first its validation before training."""
+    """Return a run's rows, beginning with its validation before training."""
     with gzip.open(RUNS / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]

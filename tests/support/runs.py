@@ -1,4 +1,4 @@
-"""Programs that a test runs to their end, and what it waits for."""
+"""Run programs to their end, and wait for conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One builder of samples, groups and batches for all tests."""
+"""Builders of samples, groups and batches for all tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mrl.training.batch import pack
 def make_sample(
     prompt: int = 0, index: int = 0, *, num_prompt: int = 1, length: int = 3, **fields: Any
 ) -> Sample:
-    """A finished response of `length` random tokens to a random prompt, without a verdict; `fields` go before all of it."""
+    """Return a finished response of random tokens without a verdict; `fields` override the defaults."""
     rng = np.random.default_rng((prompt, index))
     sample = Sample(
         prompt_index=prompt,
@@ -40,7 +40,7 @@ def make_completion(
     status: Status = Status.FINISHED,
     text: str = "",
 ) -> Completion:
-    """What an engine returns of the request; log-probs are -0.5 unless given."""
+    """Return an engine's completion of the request; log-probs default to -0.5."""
     digest = prompt_digest(request.engine_prompt())
     segment = ResponseSegment(0, len(tokens), version, request.attempt, 0, digest)
     return Completion(
@@ -54,13 +54,13 @@ def make_completion(
 
 
 def verdict_of(value: float | None, **fields: Any) -> Verdict:
-    """A verdict with this reward; None is one without a reward."""
+    """Return a verdict with this reward; None means no reward."""
     kind = VerdictKind.NO_REWARD if value is None else VerdictKind.SCORED
     return Verdict(kind=kind, value=value, **fields)
 
 
 def make_groups(samples: Iterable[Sample]) -> list[Group]:
-    """The samples by prompt, in the order of their prompts' first samples."""
+    """Group the samples by prompt, in order of first appearance."""
     by_prompt: dict[int, list[Sample]] = {}
     for sample in samples:
         by_prompt.setdefault(sample.prompt_index, []).append(sample)
@@ -71,7 +71,7 @@ def make_groups(samples: Iterable[Sample]) -> list[Group]:
 
 
 def make_batch(lengths: list[tuple[int, int]], *, group_size: int = 2) -> TrainBatch:
-    """Samples of (prompt, response) lengths, packed; each `group_size` of them are one group."""
+    """Pack samples of (prompt, response) lengths; each `group_size` of them form a group."""
     samples = [
         make_sample(*divmod(number, group_size), num_prompt=num_prompt, length=length)
         for number, (num_prompt, length) in enumerate(lengths)

@@ -1,17 +1,20 @@
-"""The repository's folders and modules, for tests about all of them."""
+"""The repository's folders and modules, for tests that cover all of them."""
 
 import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-FOLDERS = {"mrl": "mrl", "models": "mrl.models", "resharding": "mrl.resharding", "launch": "mrl.launch", "benchmarks": "benchmarks"}  # fmt: skip
-"""Top-level folders and the package each is imported as."""
+FOLDERS = {
+    "mrl": "mrl", "models": "mrl.models", "resharding": "mrl.resharding", "launch": "mrl.launch",
+    "benchmarks": "benchmarks",
+}  # fmt: skip
+"""Top-level folder -> import name."""
 
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    """Every module's file by the name that it is imported as."""
+    """Map each module's import name to its file."""
     named = {}
     for folder, package in FOLDERS.items():
         for file in (ROOT / folder).rglob("*.py"):

@@ -1,4 +1,4 @@
-"""An environment of a few lines in this process, behind the protocol of the environments' processes."""
+"""A small in-process environment with the protocol of the environments' processes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ class _Game:
 
 
 class TableEnvironments:
-    """Games of one to four turns. Each turn is answered with a digit out of the task's seed and the turn's own text, and has a
-    reward by that text's length; an answer comes `lateness` polls after its turn."""
+    """Games of one to four turns with seeded digits, `lateness` polls late; rewards follow text length."""
 
     def __init__(
         self, *, lateness: int = 1, opens_with: str = "", faults: Mapping[str, EndedBy] | None = None
     ) -> None:
-        """`faults`: the end that a key's first turn makes."""
+        """`faults`: the end of a key's first turn."""
         self._lateness, self._opens_with, self._faults = lateness, opens_with, dict(faults or {})
         self.open_games: dict[str, _Game] = {}
         self.opened: list[tuple[str, str, Mapping[str, Any], int]] = []
@@ -61,9 +60,9 @@ class TableEnvironments:
             return
         done = game.turns == game.length
         digit = (game.rng.randrange(6) + len(text)) % 6
-        said = () if done else ({"role": "tool" if calls else "user", "content": str(digit)},)
+        messages = () if done else ({"role": "tool" if calls else "user", "content": str(digit)},)
         ended_by = EndedBy.ENV_DONE if done else None
-        self._say(EnvironmentResult(key, game.turns, said, len(text) / 8, done, ended_by, seconds=0.5))
+        self._say(EnvironmentResult(key, game.turns, messages, len(text) / 8, done, ended_by, seconds=0.5))
 
     def close(self, key: str) -> None:
         del self.open_games[key]
@@ -76,7 +75,7 @@ class TableEnvironments:
         return ready
 
     has_unsent = True
-    """Somebody is about to answer: looks follow each other at once."""
+    """An answer is near, so polls follow each other at once."""
 
     def descriptors(self) -> list[int]:
         return []
@@ -86,7 +85,7 @@ class TableEnvironments:
 
 
 class DigitRenderer:
-    """Texts of digits as tokens; a 5 stands before what the environment says, and a 4 behind it."""
+    """Renders digits as tokens, with a 5 before and a 4 after the environment's text."""
 
     def opening(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray:
         return np.array([int(c) for message in messages for c in message["content"]], np.int32)
@@ -100,12 +99,11 @@ class DigitRenderer:
 
 
 def digits(tokens: Sequence[int]) -> str:
-    """Their text."""
     return "".join(map(str, tokens))
 
 
 class Returns:
-    """The rewards that environments gave."""
+    """Scores with the rewards of the environments."""
 
     def deliver_to(self, deliver: Callable[[str, Verdict], None]) -> None:
         self._deliver = deliver
@@ -134,6 +132,6 @@ RULES = EpisodeRules("table", DigitRenderer(), LIMITS, retries=2, format="json",
 def table_episodes(
     environments: Environments, *, max_environments: int | None = None, **rules: Any
 ) -> dict[str, Any]:
-    """Return what a RolloutThread is told of episodes by RULES, some of them changed."""
+    """Return the RolloutThread's episode arguments: RULES with changes."""
     changed = dataclasses.replace(RULES, **rules)
     return {"environments": environments, "rules_of": lambda _: changed, "max_environments": max_environments}

@@ -1,4 +1,4 @@
-"""Puts the stand-in for Transformer Engine on the path of the processes that a test starts."""
+"""Put the stand-in for Transformer Engine on the path of a test's processes."""
 
 from pathlib import Path
 

@@ -1,5 +1,4 @@
-"""A kind of reward in one file: it counts vowels. `main` registers it before anything reads a configuration, as an entry of the
-registry would, and prints what configurations that name it make of responses."""
+"""A reward kind in one file that counts vowels; `main` registers it and prints verdicts."""
 
 from __future__ import annotations
 
@@ -41,8 +40,6 @@ class Vowels(RewardKind):
 
 
 class VowelVerifier:
-    """Scores with the rules."""
-
     name, version = "vowels", "1"
 
     def __init__(self, rules: VowelRules, *, short: bool) -> None:
@@ -56,10 +53,9 @@ class VowelVerifier:
 
 
 def main() -> None:
-    """Reads a list of [settings, [[response, answer], ...]] as JSON; prints of each the verdicts and what the settings page says,
-    or the error."""
+    """Read [settings, [[response, answer], ...]] lists as JSON; print verdicts and help, or the error."""
     KINDS["vowels"] = Vowels
-    print(json.dumps([_made_of(*each) for each in json.load(sys.stdin)]))
+    print(json.dumps([_made_of(*case) for case in json.load(sys.stdin)]))
 
 
 def _made_of(overrides: list[str], rows: list[list[Any]]) -> Any:
@@ -73,13 +69,13 @@ def _made_of(overrides: list[str], rows: list[list[Any]]) -> Any:
         truths = [parse_ground_truth(row[1], domain="x", section=section, place="f:1") for row in rows]
     except (ConfigError, DataError) as error:
         return str(error)
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     with RewardPool(section) as pool:
         for index, ((response, _), truth) in enumerate(zip(rows, truths, strict=True)):
             prompt = Prompt(index, np.zeros(1, np.int32), "question", ground_truth=truth)
             pool.submit(trial_sample(prompt, response), prompt)
-        while len(found) < len(rows):
-            found |= pool.collect(60.0)
+        while len(verdicts) < len(rows):
+            verdicts |= pool.collect(60.0)
     sentences = {setting.path: setting.sentence for setting in settings()}
-    seen = [[found[f"{n}.0"].value, found[f"{n}.0"].reason] for n in range(len(rows))]
+    seen = [[verdicts[f"{n}.0"].value, verdicts[f"{n}.0"].reason] for n in range(len(rows))]
     return [seen, sentences["reward.vowels.each"]]

@@ -1,4 +1,4 @@
-"""What of the section agent cannot work, or would have no effect, is refused with the way out."""
+"""Agent settings that cannot work, or would have no effect, are refused with a way out."""
 
 from __future__ import annotations
 

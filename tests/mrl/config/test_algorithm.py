@@ -34,7 +34,7 @@ def test_default_is_grpo_without_kl() -> None:
 
 
 def test_each_loss_and_each_correction_has_its_own_default_bounds() -> None:
-    """IcePop's and TIS's are their papers', the other corrections' those of the frameworks that have them."""
+    """IcePop and TIS use their papers' bounds; the other corrections use their frameworks' bounds."""
     losses = {"ppo_clip": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
     for name, bounds in losses.items():
         loss = AlgorithmSection.model_validate({"loss": {"name": name}}).loss

@@ -1,4 +1,4 @@
-"""Malformed configurations, made of every recipe that is shipped by seeds: what is not refused in one sentence is read as it stands."""
+"""Malformed configurations: a seeded mutation of a recipe is refused in one sentence, or read as written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BASE = {
 
 
 def paths_of(tree: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all settings."""
+    """Yield the dotted names of all settings."""
     for name, value in tree.items():
         yield f"{prefix}{name}"
         if isinstance(value, dict):
@@ -50,7 +50,7 @@ def case(mutator: Mutator, folder: Path) -> None:
 
 
 def word_of(mutator: Mutator) -> str:
-    """A setting of the command line with a value that is strange, or a text that is none."""
+    """Return a command-line setting with a strange or malformed value."""
     name = mutator.choose(list(paths_of(load([BASE]).model_dump(mode="json"))))
     value = mutator.choose(
         [*map(str, STRANGE), *LITERALS, "[" * 5000, "{a: 1, a: 2}", "[{a: 1, a: 2}]", "&a [*a]", "? [a]"]
@@ -64,7 +64,7 @@ def word_of(mutator: Mutator) -> str:
 
 
 def require_whole(config: Config) -> None:
-    """What was accepted can be written, reads back as it is, and has no number that is none."""
+    """Check that a configuration can be written, reads back equal, and contains only finite numbers."""
     text, _ = outcome(lambda: dump(config))
     assert text is not None
     for name, value in numbers(config.model_dump()):
@@ -75,13 +75,12 @@ def require_whole(config: Config) -> None:
 def load_text(text: str) -> Config:
     import yaml
 
-    config, said = outcome(lambda: load([yaml.safe_load(text)]))
-    assert config is not None, said
+    config, message = outcome(lambda: load([yaml.safe_load(text)]))
+    assert config is not None, message
     return config
 
 
 def numbers(tree: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """(name, value) of every float."""
     if isinstance(tree, float):
         yield name, tree
     for key, value in (
@@ -92,5 +91,5 @@ def numbers(tree: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_malformed_configurations(every: int, tmp_path: Path) -> None:
-    found = failures("config", range(0, CASES, every), case, tmp_path)
-    assert not found, found
+    report = failures("config", range(0, CASES, every), case, tmp_path)
+    assert not report, report

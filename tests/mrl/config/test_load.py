@@ -1,4 +1,4 @@
-"""Merging, resolving, and errors that say what, where from, and what to do."""
+"""Merging, resolving, and errors with a place, a reason and a way out."""
 
 import dataclasses
 import functools
@@ -57,7 +57,6 @@ def test_files_merge_left_to_right_then_words(minimal: Path, tmp_path: Path) -> 
 
 
 def test_mappings_words_and_files_are_one_configuration(minimal: Path) -> None:
-    """What a program says is what a command's arguments say."""
     config = load_config({"run": {"name": "own"}}, "loop.steps=9", str(minimal), {"loop": {"steps": 7}})
     assert (config.run.name, config.loop.steps) == ("r", 9)
     assert config == load([{"run": {"name": "own"}}, minimal], ["loop.steps=9"])
@@ -74,8 +73,8 @@ def test_another_loss_brings_its_own_bounds(minimal: Path, tmp_path: Path) -> No
     assert (kept.name, kept.clip_low, kept.clip_high) == ("ppo_clip", 0.1, 0.28)
     papers = load([minimal, clip], ["algorithm.loss.name=gspo"]).algorithm.loss
     assert (papers.name, papers.clip_low, papers.clip_high) == ("gspo", 3e-4, 4e-4)
-    own = load([minimal, clip], ["algorithm.loss.clip_high=5e-4", "algorithm.loss.name=gspo"]).algorithm.loss
-    assert (own.clip_low, own.clip_high) == (3e-4, 5e-4)
+    loss = load([minimal, clip], ["algorithm.loss.clip_high=5e-4", "algorithm.loss.name=gspo"]).algorithm.loss
+    assert (loss.clip_low, loss.clip_high) == (3e-4, 5e-4)
     with pytest.raises(ConfigError, match="unknown key"):
         load([minimal, clip], ["algorithm.loss.name=reinforce", "algorithm.loss.clip_high=0.2"])
 
@@ -92,7 +91,7 @@ def test_another_correction_brings_its_own_bounds(minimal: Path, tmp_path: Path)
 
 
 def test_schedules_counted_in_steps_follow_epochs_and_minibatches(minimal: Path) -> None:
-    """Of policy and critic; minibatches are whole groups, so that few prompts make few of them."""
+    """Minibatches are whole groups, so few prompts make few of them; the critic follows the same rule."""
     words = ["algorithm={estimator: {name: gae}, epochs: 2, minibatches: 8}", "loop.prompts_per_step=16"]
     words += ["training.optimizer={schedule_unit: steps, warmup_steps: 3, schedule: linear, decay_steps: 50}"]
     config = load(
@@ -108,7 +107,7 @@ def test_schedules_counted_in_steps_follow_epochs_and_minibatches(minimal: Path)
 
 
 def test_the_resolved_configuration_loads_back_equal(minimal: Path, tmp_path: Path) -> None:
-    """And is read by people: letters stay what they are."""
+    """The file stays readable: non-ASCII letters are not escaped."""
     config = load([minimal], ["loop.steps=3", "run.folder=größere Probe"])
     again = tmp_path / "resolved.yaml"
     again.write_text(dump(config), encoding="utf-8")
@@ -126,7 +125,7 @@ def test_an_unknown_key_names_place_and_nearest(minimal: Path, tmp_path: Path) -
 
 
 def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
-    """As people write it: the name that chooses is no part of the path."""
+    """The path is the one that users write, without the chosen name."""
     words = ["algorithm.loss={name: gspo, clip_lo: 1}", "algorithm.correction={kind: icepop, low: -1}"]
     with pytest.raises(ConfigError) as error:
         load([minimal], words)
@@ -164,7 +163,8 @@ def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
         (["loop.steps=many"], "loop.steps"),
         (["loop.steps"], "neither a configuration file nor"),
         (["training.optimizer.schedule=cosine"], "needs optimizer.decay_steps"),
-        (["launch.profile={steps: [1], ranks: [0, 8]}"], r"profile\.ranks contains \[8\], but trainer ranks are 0 to 0"),
+        (["launch.profile={steps: [1], ranks: [0, 8]}"],
+         r"profile\.ranks contains \[8\], but trainer ranks are 0 to 0"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_starts(minimal, words, expected) -> None:
@@ -175,8 +175,8 @@ def test_what_cannot_work_is_said_before_anything_starts(minimal, words, expecte
 def test_validation_samples_as_training_does_where_it_says_nothing_else(minimal: Path) -> None:
     config = load([minimal], ["rollout.top_p=0.9", "rollout.top_k=50", "loop.validation.num_samples=4"])
     assert validation_sampling_of(config) == dataclasses.replace(Sampling.of(config), num_samples=4)
-    own = ["loop.validation.temperature=0.6", "loop.validation.top_p=0.95", "loop.validation.top_k=0"]
-    sampling = validation_sampling_of(load([minimal], ["rollout.top_k=50", *own]))
+    words = ["loop.validation.temperature=0.6", "loop.validation.top_p=0.95", "loop.validation.top_k=0"]
+    sampling = validation_sampling_of(load([minimal], ["rollout.top_k=50", *words]))
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 0.95, 0, 0.0)
 
 
@@ -235,11 +235,11 @@ EVERY_SECTION = [
     "algorithm={shaping_by_domain: {a: {}}, filter: {}}", "critic={}", "training.lora={}", "model.new={}",
     "tune={data: {train: [{path: t}]}, output: o}",
 ]  # fmt: skip
-"""Every section that is left out by default, with no more than it asks for."""
+"""Every section that is absent by default, with its required settings only."""
 
 
 def resolved(value: object, annotation: object, path: str) -> Iterator[tuple[str, object]]:
-    """Every setting of a resolved section, by the path that `mrl settings` has for it."""
+    """Yield (path, value) of every setting of a resolved section, with the paths of `mrl settings`."""
     sections = section_types(annotation)
     if isinstance(value, Section):
         path = f"{path}[{tag_of(type(value))}]" if len(sections) > 1 else path
@@ -248,12 +248,12 @@ def resolved(value: object, annotation: object, path: str) -> Iterator[tuple[str
     elif sections and isinstance(value, dict | tuple):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from resolved(inner, annotation, path)
-    elif not sections and get_args(annotation) != (value,):  # what tells a chosen section apart
+    elif not sections and get_args(annotation) != (value,):  # the discriminator of a chosen section
         yield path, value
 
 
 def test_every_printed_default_is_that_of_a_resolved_configuration(minimal: Path) -> None:
-    """Also where a section is used again: what is printed there is what applies there."""
+    """This also covers sections that are used in several places."""
     given, compared = "\n".join([MINIMAL, *EVERY_SECTION]), set()
     below = functools.cache(
         lambda prefix: {line.partition(": ")[0]: line for line in describe(prefix).splitlines()}
@@ -290,7 +290,7 @@ def test_a_section_that_is_given_in_part_has_the_defaults_of_the_whole(minimal: 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_estimators_that_compare_samples_refuse_to_be_given_one(minimal: Path, name: str) -> None:
-    """Those that give one sample of a prompt no advantage whatever its tokens earned, and no others."""
+    """Exactly the estimators that give a prompt's only sample no advantage refuse."""
     rewards = torch.tensor([0.0, 1.0, 0.5, 0.25, 2.0, 0.0])
     alone = Rollouts.of(
         token_rewards=rewards,
@@ -353,16 +353,14 @@ def test_words_of_other_systems_are_answered(minimal: Path, word: str, expected:
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("lora", r"training\.lora\.rank"),
-        ("lr", r"'training\.optimizer\.lr'"),
-        ("rollout.n", r"loop\.samples_per_prompt"),
-        ("judge", "judge is renamed to reward"),
+        ("lora", r"training\.lora\.rank"), ("lr", r"'training\.optimizer\.lr'"),
+        ("rollout.n", r"loop\.samples_per_prompt"), ("judge", "judge is renamed to reward"),
         ("loop.old_logprobs", r"did you mean 'algorithm\.old_logprobs'"),
         ("clip_low", r"did you mean 'algorithm\.loss\.clip_low'\?"),
         ("deepspeed", r"deepspeed is not supported: training\.layout"),
         ("val/accuracy", "the metric is renamed to val/reward"),
     ],
-)
+)  # fmt: skip
 def test_settings_answers_words_of_other_systems_and_last_names(word: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         describe(word)
@@ -372,10 +370,10 @@ def test_words_of_other_systems_lead_to_settings_that_are_there() -> None:
     known = [line.split(":")[0] for line in describe().splitlines()]
     plain = {re.sub(r"\[\w+\]", "", path) for path in known}
     same, unsupported = words_of_others()
-    for said in set(same.values()):
-        assert all(describe(re.match(r"[\w.]+", setting)[0]) for setting in said.split(", or ")), said
-    for said in unsupported.values():
-        assert re.findall(r"\b(?:training|launch|rollout|algorithm)\b[\w.]*", said)[0] in plain, said
+    for advice in set(same.values()):
+        assert all(describe(re.match(r"[\w.]+", setting)[0]) for setting in advice.split(", or ")), advice
+    for advice in unsupported.values():
+        assert re.findall(r"\b(?:training|launch|rollout|algorithm)\b[\w.]*", advice)[0] in plain, advice
     assert not unsupported.keys() & (same.keys() | {path.rpartition(".")[2] for path in plain})
 
 
@@ -433,10 +431,10 @@ def test_the_longest_sequence_has_room_for_prompt_and_response(minimal, settings
 def test_every_word_in_the_page_of_other_systems_is_answered_with_ours(minimal: Path) -> None:
     same, unsupported = words_of_others()
     assert len(same) > 150 and {"rollout.n", "hf_checkpoint"} <= same.keys()
-    for word, said in (same | unsupported).items():
+    for word, advice in (same | unsupported).items():
         with pytest.raises(ConfigError) as error:
             load([minimal], [f"{word}=1"])
-        assert said in str(error.value), word
+        assert advice in str(error.value), word
 
 
 def test_a_file_of_verl_is_answered_setting_by_setting_and_a_typing_error_by_its_section(minimal) -> None:
@@ -478,7 +476,7 @@ def test_a_run_of_an_earlier_release_is_read_without_its_removed_settings(minima
 def places(
     section: type[Section], path: str = "", outer: Callable[[object], object] = lambda tree: tree
 ) -> Iterator[tuple[type[Section], str, Callable[[object], object]]]:
-    """Every section at and below one with its path, and what makes a configuration's tree of what is inside it."""
+    """Yield (section, path, function that wraps settings into a full tree) of a section and all below."""
     yield section, path, outer
     for name, field in section.model_fields.items():
         is_map = typing.get_origin(field.annotation) is dict
@@ -507,7 +505,7 @@ PLACES = {section.__name__: (section, path, around) for section, path, around in
 
 @pytest.mark.parametrize(("section_name", "old"), former_settings())
 def test_a_former_setting_is_told_what_to_write_instead(minimal, section_name, old) -> None:
-    """Also where an old run's config.yaml has it."""
+    """An old run's config.yaml gets the same message."""
     section, path, around = PLACES[section_name]
     setting, is_value, value = old.partition("=")
     field = section.model_fields.get(setting)
@@ -518,8 +516,8 @@ def test_a_former_setting_is_told_what_to_write_instead(minimal, section_name, o
     with pytest.raises(ConfigError) as error:
         load([minimal, around({setting: value if is_value else 1})])
     where = re.escape(f"{path}.{setting}".removeprefix(".")) + r"(\.0)?"
-    said = re.escape(f"is {former_settings()[section_name, old]}")
-    assert re.search(rf"^{where}: .* {said}( \(mapping 2\))?$", str(error.value), re.MULTILINE), str(
+    message = re.escape(f"is {former_settings()[section_name, old]}")
+    assert re.search(rf"^{where}: .* {message}( \(mapping 2\))?$", str(error.value), re.MULTILINE), str(
         error.value
     )
 
@@ -545,14 +543,13 @@ def test_the_quickstart_model_goes_over_the_quickstart() -> None:
 
 
 def test_engines_on_slots_of_their_own_are_free_of_the_layout(minimal: Path) -> None:
-    """Another number and size than the trainer's, after its slots; then nobody sleeps or off-loads, and a slot's
-    memory is no way for weights."""
-    own = load([minimal], ["training.layout.dp=3", "rollout.tp=2", "launch.engine_slots=4"])
-    assert (own.num_slots, own.engine_slots, own.num_engines) == (7, range(3, 7), 2)
-    placed = own.as_placed()
+    """With slots of their own, nobody sleeps or off-loads, and no slot's memory passes weights."""
+    config = load([minimal], ["training.layout.dp=3", "rollout.tp=2", "launch.engine_slots=4"])
+    assert (config.num_slots, config.engine_slots, config.num_engines) == (7, range(3, 7), 2)
+    placed = config.as_placed()
     assert (placed.sync.transport, placed.training.offload) == ("distributed", "never")
-    assert not placed.rollout.enable_sleep_mode and placed.launch == own.launch
-    assert own.as_placed(shares_memory=True).sync.transport == "auto"
+    assert not placed.rollout.enable_sleep_mode and placed.launch == config.launch
+    assert config.as_placed(shares_memory=True).sync.transport == "auto"
     assert (
         load([minimal], ["launch.engine_slots=1", "sync.transport=nixl"]).as_placed().sync.transport == "nixl"
     )

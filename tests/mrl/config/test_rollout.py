@@ -1,4 +1,4 @@
-"""What rollout workers cannot yet do is refused with the way out."""
+"""Settings that rollout workers do not support yet are refused with a way out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay of routes needs of the rest of the configuration."""
+"""Routing replay requires certain settings in the rest of the configuration."""
 
 import pytest
 
@@ -9,8 +9,8 @@ WORDS = ["run.name=r", "model.path=m", "data.train=t.jsonl", "reward.kind=maths"
 
 
 def test_a_replay_of_the_trainers_pass_needs_that_pass() -> None:
-    for more in ("algorithm.minibatches=2", "algorithm.epochs=2", "algorithm.old_logprobs=recomputed"):
-        assert load([], [*WORDS, "routing.replay=trainer", more]).routing.replay == "trainer"
+    for setting in ("algorithm.minibatches=2", "algorithm.epochs=2", "algorithm.old_logprobs=recomputed"):
+        assert load([], [*WORDS, "routing.replay=trainer", setting]).routing.replay == "trainer"
     with pytest.raises(ConfigError, match=r"no pass precedes .* set algorithm.old_logprobs = recomputed"):
         load([], [*WORDS, "routing.replay=trainer"])
 

@@ -1,4 +1,4 @@
-"""What a stream cannot be is said before anything starts, with the way out."""
+"""Stream settings that cannot work are refused before anything starts, with a way out."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a loss without a ratio": (
         ("algorithm.loss={name: reinforce}",),
-        "set algorithm.old_logprobs: decoupled with a correction, choose a loss with a ratio, or max_staleness 0",
+        "set algorithm.old_logprobs: decoupled with a correction, choose a loss with a ratio, "
+        "or max_staleness 0",
     ),
     "replaced on the trainer's slots": (
         ("rollout={tp: 1, max_replacements: 1}",),
-        "rollout.max_replacements = 1 with engines on the trainer's slots; set launch.engine_slots, or replace 0",
+        "rollout.max_replacements = 1 with engines on the trainer's slots; set launch.engine_slots, "
+        "or replace 0",
     ),
     "replaced with routes": (
         (*OWN, "rollout.max_replacements=1", "routing.replay=engine"),
@@ -59,8 +61,8 @@ ALLOWED = {
 
 
 def loaded(*words: str) -> Config:
-    more = ("loop.schedule=stream", "loop.prompts_per_step=32", "run={name: run, folder: runs}")
-    return load([Path(CONFIGS) / "quickstart.yaml"], [*more, *words])
+    defaults = ("loop.schedule=stream", "loop.prompts_per_step=32", "run={name: run, folder: runs}")
+    return load([Path(CONFIGS) / "quickstart.yaml"], [*defaults, *words])
 
 
 @pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)

@@ -1,4 +1,4 @@
-"""Groups over one device do what groups over their own do, deadlines included."""
+"""Groups that share one device behave like groups with their own, deadlines included."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DEADLINE_SECONDS = 3.0
 
 
 def loops() -> int:
-    """Threads of this process that look for gloo's messages."""
+    """Return the number of this process's threads that poll for gloo messages."""
     return sum(path.read_text() == "gloo_tcp_loop\n" for path in Path("/proc/self/task").glob("*/comm"))
 
 
 def groups_of_two(rank: int, world_size: int, port: int) -> tuple[int, list[float], float]:
-    """Loops, what each group's sum was, and the seconds until a sum failed whose other rank never came."""
+    """Return the threads, each group's sum, and the seconds until a sum without its other rank failed."""
     gloo.share_device()
     gloo.share_device()  # as by a second engine in the process
     assert loops() == 0, "a process that is forked now would not have the thread"
@@ -46,7 +46,7 @@ def groups_of_two(rank: int, world_size: int, port: int) -> tuple[int, list[floa
     store = dist.distributed_c10d._get_default_store()  # type: ignore[no-untyped-call]
     store.set(f"failed-{rank}", b"")
     store.wait(["failed-0", "failed-1"], datetime.timedelta(seconds=60))
-    if rank == 0:  # which has the store, and leaves last
+    if rank == 0:  # it owns the store, and leaves last
         store.wait(["seen"], datetime.timedelta(seconds=60))
     store.set("seen", b"")
     return loops(), sums, seconds

@@ -1,4 +1,4 @@
-"""What a float32 engine computes between a delta net's projections: requests in parts and in turns as each by itself."""
+"""A float32 engine computes delta nets alike for whole, split and interleaved requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def split(mixed: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.fixture
 def layer() -> Any:
-    """A layer's parameters, and its caches of four slots with what earlier requests left there."""
+    """A layer's parameters, and caches of four slots filled with leftovers of earlier requests."""
     torch.manual_seed(0)
     return SimpleNamespace(
         prefix="layer",
@@ -46,7 +46,7 @@ def layer() -> Any:
 def test_parts_and_turns_change_nothing(layer: Any) -> None:
     tokens = {name: torch.randn(size, CHANNELS + 2 * VALUES) for name, size in LENGTHS.items()}
     slots, done = {"a": 3, "b": 1, "c": 2}, dict.fromkeys(LENGTHS, 0)
-    found: dict[str, list[torch.Tensor]] = {name: [] for name in LENGTHS}
+    outputs: dict[str, list[torch.Tensor]] = {name: [] for name in LENGTHS}
     for step in STEPS:
         taken = [tokens[name][done[name] : done[name] + size] for name, size in step]
         mixed, b, a = torch.cat(taken).split([CHANNELS, VALUES, VALUES], dim=-1)
@@ -71,7 +71,7 @@ def test_parts_and_turns_change_nothing(layer: Any) -> None:
         with override_forward_context(context):
             delta_net_core(mixed, b, a, out, "layer")
         for (name, size), part in zip(step, out.split(sizes), strict=True):
-            found[name].append(part)
+            outputs[name].append(part)
             done[name] += size
     assert done == LENGTHS
     for name, size in LENGTHS.items():
@@ -82,4 +82,4 @@ def test_parts_and_turns_change_nothing(layer: Any) -> None:
         query, key, value = split(mixed)
         chunks = chunk_segments(lengths, device=torch.device("cpu"))
         expected, _ = gated_delta_rule(query, key, value, decay, beta, chunks)
-        torch.testing.assert_close(torch.cat(found[name]), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(torch.cat(outputs[name]), expected, rtol=0, atol=1e-5)

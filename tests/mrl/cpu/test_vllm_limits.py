@@ -1,4 +1,4 @@
-"""Shapes that vLLM's CPU kernels cannot run are named before an engine starts."""
+"""Shapes that vLLM's CPU kernels cannot run are refused before an engine starts."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "tp", "what"),
+    ("changes", "tp", "reason"),
     [
         ({"head_dim": 16}, 1, "head_dim = 16"),
         ({"head_dim": 0}, 1, "head_dim = 16"),
@@ -44,8 +44,8 @@ def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
          r"intermediate_size = 96 at rollout.tp = 2 \(48 per rank\)"),
     ],
 )  # fmt: skip
-def test_others_are_named(tmp_path: Path, changes: dict[str, Any], tp: int, what: str) -> None:
-    with pytest.raises(ConfigError, match=what):
+def test_others_are_named(tmp_path: Path, changes: dict[str, Any], tp: int, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
         check_cpu(folder(tmp_path, **changes), tp=tp)
 
 

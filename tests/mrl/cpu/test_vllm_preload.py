@@ -1,4 +1,4 @@
-"""What vLLM's workers preload is found under a path with a space too."""
+"""vLLM's workers preload libraries from paths with spaces too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mrl.rollout import serve
 
 @pytest.fixture
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The libraries under a path with a space, where they are looked for; nothing is preloaded yet."""
+    """Copy the libraries to a path with a space; nothing is preloaded yet."""
     files = dict(vllm_preload._libraries())
     assert "libgomp" in files, "torch keeps it elsewhere"
     (tmp_path / "an environment").mkdir()
@@ -29,7 +29,7 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def check_preloaded(files: list[Path]) -> None:
-    """Require that a process that starts now has the files, and that ld.so does not complain."""
+    """Require that a new process maps the files, and that ld.so does not complain."""
     program = "print(open('/proc/self/maps').read())"
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240)
@@ -47,7 +47,7 @@ def test_libraries_under_a_path_with_a_space_are_preloaded(copies: list[Path]) -
 def test_the_processes_of_a_judges_server_preload_them_too(
     copies: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's command starts processes of its own; here it is replaced by the start of one."""
+    """A stub that starts one process replaces vLLM's command."""
     entry = types.ModuleType("entry")
     entry.main = lambda: check_preloaded(copies)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.entrypoints.launchers.api_server.entry", entry)

@@ -1,4 +1,4 @@
-"""Sigmoid scores without groups, on CPU: which experts are chosen, and that float8 ones take the choice."""
+"""Sigmoid routing without groups on CPU: the chosen experts, also for float8 experts."""
 
 import pytest
 import torch

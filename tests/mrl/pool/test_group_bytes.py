@@ -1,4 +1,4 @@
-"""What the judged groups of a run may come to."""
+"""The buffer's limit covers a run's longest judged groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def config(tmp_path: Path, *words: str) -> Config:
 
 
 def a_group(config: Config) -> Group:
-    """One of longest prompts and responses, four letters a token."""
+    """Return a group with the longest prompts and responses, four letters per token."""
     length = config.rollout.max_response_tokens
     samples = (
         make_sample(

@@ -1,4 +1,4 @@
-"""The age of every token, exactly once, and no deadlock, over random worlds; and that the worlds see what is wrong."""
+"""Staleness, exactly-once training and no deadlock in random worlds; broken ledgers are detected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_world_keeps_its_promises(count: int) -> None:
 
 
 class FreedTooSoon(GroupLedger):
-    """Gives a group's slot back when it is taken."""
+    """Frees a group's slot when the group is taken."""
 
     def take(self, indices: list[int], *, version: int) -> list[int]:
         handles = super().take(indices, version=version)
@@ -31,7 +31,7 @@ class FreedTooSoon(GroupLedger):
 
 
 class ByFinishingTime(GroupLedger):
-    """Kept groups in the order of their verdicts."""
+    """Orders kept groups by the time of their verdicts."""
 
     def keep(self, index: int, handle: int) -> None:
         super().keep(index, handle)
@@ -46,7 +46,7 @@ class OneTooMany(Admission):
 
 
 class Forgetful(GroupLedger):
-    """Gives what a step takes to the next step too."""
+    """Gives a step's groups to the next step again."""
 
     def take(self, indices: list[int], *, version: int) -> list[int]:
         handles = super().take(indices, version=version)
@@ -76,7 +76,7 @@ def run_worlds(count: int, ledger: type[GroupLedger], admission: type[Admission]
 
 
 def test_length_decides_nothing() -> None:
-    """Given the verdicts, the order of training is that of the prompts, though short groups finish first."""
+    """Groups train in the order of their prompts, even if short groups finish first."""
     for seed in range(40):
         world = World(dataclasses.replace(Settings.draw(seed), tail=1.0))
         world.run()

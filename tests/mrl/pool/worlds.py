@@ -1,4 +1,4 @@
-"""Random worlds around the real ledger and the real admission: engines, verifiers, a trainer and weight syncs as dice."""
+"""Random worlds around the real ledger and admission, with simulated engines, verifiers and trainer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from mrl.pool.ledger import Admission, GroupEnd, GroupLedger, GroupState
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One world."""
-
     seed: int
     admission: Admission
     shared: bool
-    """Engines rest while the trainer works."""
+    """Engines pause while the trainer works."""
     filtered: float
     """Share of the groups that the filter drops."""
     steps: int
@@ -44,7 +42,7 @@ class Settings:
 
 
 class World:
-    """Runs until its last step; `check` holds what must be true of it. AssertionError where a bound is broken or nothing moves."""
+    """Runs until its last step; raises AssertionError if a bound is broken or nothing moves."""
 
     def __init__(
         self, settings: Settings, ledger: GroupLedger | None = None, admission: Admission | None = None
@@ -125,7 +123,7 @@ class World:
                 self.ledger.drop(index, fate)
 
     def _fate(self, index: int) -> GroupEnd | None:
-        """What becomes of a group is a fact of its prompt, whenever it is judged."""
+        """Return a group's end, which depends only on its prompt and never on time."""
         dice = random.Random(f"{self._settings.seed}.{index}").random()
         if dice < self._settings.filtered:
             return GroupEnd.FILTERED
@@ -168,7 +166,7 @@ class World:
         assert self.ledger.state() == state
 
     def check(self) -> None:
-        """Order, and each prompt exactly once."""
+        """Check the order of groups, and that each prompt ends exactly once."""
         taken = [index for batch in self.batches for index in batch]
         alive = {e.index for e in self.ledger.entries(GroupState.IN_PROGRESS, GroupState.KEPT)}
         assert set(self._gone.values()) <= {1}, "a group was trained or dropped twice"

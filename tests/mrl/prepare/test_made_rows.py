@@ -1,4 +1,4 @@
-"""Made rows: sums, conversations with tools, wrong answers, and new models for them."""
+"""Generated rows: sums, tool conversations, wrong answers, and new models for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """100 sums: 16 to validate, 8 demonstrated, 76 to train on."""
+    """Write 100 sums: 16 for validation, 8 demonstrations, 76 for training."""
     return arithmetic_rows.write_arithmetic(tmp_path / "one", largest=9, num_validation=16, num_sft=8)
 
 
@@ -42,15 +42,15 @@ def test_pairs_are_of_sums_to_train_on(small: Path) -> None:
 
 
 def test_more_pairs_than_sums_are_further_wrong_answers(small: Path, tmp_path: Path) -> None:
-    more = arithmetic_rows.write_arithmetic(
+    larger = arithmetic_rows.write_arithmetic(
         tmp_path / "more", largest=9, num_validation=16, num_sft=8, num_pairs=200
     )
-    pairs = rows(more / "pairs.jsonl")
+    pairs = rows(larger / "pairs.jsonl")
     assert pairs[:76] == rows(small / "pairs.jsonl")
     assert sorted(Counter(row["prompt"] for row in pairs).values()) == [2] * 28 + [3] * 48
     assert len({(row["prompt"], row["rejected"]) for row in pairs}) > 150
     for name in ("train.jsonl", "validation.jsonl", "sft.jsonl", "pairs_validation.jsonl"):
-        assert (more / name).read_bytes() == (small / name).read_bytes()
+        assert (larger / name).read_bytes() == (small / name).read_bytes()
 
 
 SCHEMA = {"calculator": {"type": "object", "properties": {"expression": {"type": "string"}}}}
@@ -63,8 +63,8 @@ def test_demonstrations_are_what_an_episode_shows_the_policy(tmp_path: Path) -> 
         [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] for name in names
     )
     shown = {row["prompt"].split(">")[1].removesuffix("<end") for row in turns}
-    asked = {row["expression"] for row in (*train, *validation)}
-    assert len(asked) == 70 and len(shown) == 60 and not asked & shown
+    questions = {row["expression"] for row in (*train, *validation)}
+    assert len(questions) == 70 and len(shown) == 60 and not questions & shown
     tokenizer.write_chat([folder / "train.jsonl", folder / "sft.jsonl"], tmp_path / "model")
     spoken = load_tokenizer(str(tmp_path / "model"))
     renderer = TurnRenderer(spoken, roles=("tool",))
@@ -93,22 +93,17 @@ OTHERS = ["\\boxed{7}", "\\boxed{30}", "\\boxed{512}"]
 def test_each_is_what_its_name_says() -> None:
     right = "3 + 9 is \\boxed{12}"
     for seed in range(50):
-        found = corrupted(right, [*OTHERS, right], random.Random(seed))
-        assert set(found) == {
-            "off by one",
-            "another digit",
-            "cut off",
-            "another row",
-            "all answers",
-            "with a doubt",
-        }
-        assert found["off by one"] in ("3 + 9 is \\boxed{11}", "3 + 9 is \\boxed{13}")
-        other = found["another digit"]
+        variants = corrupted(right, [*OTHERS, right], random.Random(seed))
+        assert set(variants) == {
+            "off by one", "another digit", "cut off", "another row", "all answers", "with a doubt",
+        }  # fmt: skip
+        assert variants["off by one"] in ("3 + 9 is \\boxed{11}", "3 + 9 is \\boxed{13}")
+        other = variants["another digit"]
         assert len(other) == len(right) and sum(a != b for a, b in zip(other, right, strict=True)) == 1
         assert not any(number[0] == "0" and len(number) > 1 for number in re.findall(r"\d+", other))
-        assert right.startswith(found["cut off"]) and found["another row"] in OTHERS
-        assert sorted(found["all answers"].split("\n")) == sorted([*OTHERS, right])
-        assert found["with a doubt"].startswith(f"{right}\n")
+        assert right.startswith(variants["cut off"]) and variants["another row"] in OTHERS
+        assert sorted(variants["all answers"].split("\n")) == sorted([*OTHERS, right])
+        assert variants["with a doubt"].startswith(f"{right}\n")
 
 
 def test_what_cannot_be_made_is_left_out() -> None:
@@ -140,9 +135,10 @@ def test_no_embedding_row_is_zero_and_the_padding_token_is_known(tmp_path: Path)
 
 @pytest.mark.parametrize("family", get_args(NewModelSection.model_fields["family"].annotation))
 def test_every_family_that_can_be_asked_for_is_made_and_trains(family: str, tmp_path: Path) -> None:
-    """Its folder asks for nothing that training does not implement, and has the tensors of the family's tables."""
+    """Training implements everything in the folder, and the tensors match the family's tables."""
     new = NewModelSection.model_validate({
-        "family": family, "hidden_size": 64, "num_heads": 2, "num_kv_heads": 2, "expert_size": 32, "num_layers": 2,
+        "family": family, "hidden_size": 64, "num_heads": 2, "num_kv_heads": 2, "expert_size": 32,
+        "num_layers": 2,
     })  # fmt: skip
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1+2=", "answer": "3"}\n')

@@ -1,4 +1,4 @@
-"""Shared data and samples for the verifiers' tests. Missing data is a failure, never a skip."""
+"""Shared data and samples for the verifiers' tests. Missing data fails, and never skips."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ Pair = tuple[Sample, Prompt]
 
 @pytest.fixture
 def make_pair() -> Callable[..., Pair]:
-    """(sample, prompt) of a response and its ground truth."""
+    """Build the (sample, prompt) of a response and its ground truth."""
 
     def make(index: int, response: str, ground_truth: Any, **fields: Any) -> Pair:
         position = fields.pop("sample_index", 0)
@@ -48,7 +48,7 @@ def make_pair() -> Callable[..., Pair]:
 
 @pytest.fixture
 def score_all() -> Callable[[RewardPool, Sequence[Pair]], dict[str, Verdict]]:
-    """Hand everything in, wait for everything, with a deadline."""
+    """Submit all pairs and wait for all verdicts, with a deadline."""
 
     def run(pool: RewardPool, pairs: Sequence[Pair], *, seconds: float = 90.0) -> dict[str, Verdict]:
         return pool.score_all(pairs, deadline_seconds=seconds)

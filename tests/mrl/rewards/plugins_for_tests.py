@@ -24,13 +24,13 @@ ALL_64 = asyncio.Barrier(64)
 
 
 async def waits_for_all(request: RewardRequest) -> float:
-    """Answers once 64 samples wait at the same time."""
+    """Return once 64 samples wait at the same time."""
     await ALL_64.wait()
     return float(str(request.ground_truth) in request.response)
 
 
 async def waits(request: RewardRequest) -> float:
-    """For ever, where the response says so."""
+    """Hang, time out or die if the response says so."""
     if "hang" in request.response:
         await asyncio.sleep(1000)
     if "time out" in request.response:
@@ -42,7 +42,6 @@ async def waits(request: RewardRequest) -> float:
 
 
 async def blocks(request: RewardRequest) -> float:
-    """An async function that never awaits."""
     time.sleep(1000 if "hang" in request.response else 0.1)
     return float(str(request.ground_truth) in request.response)
 
@@ -53,14 +52,14 @@ async def waits_group(requests: list[RewardRequest]) -> list[float]:
 
 
 def native_group(requests: list[RewardRequest]) -> list[float]:
-    """Rank by length: the shortest right response gets 1."""
+    """Rank by length: the shortest correct response gets 1."""
     right = [r for r in requests if str(r.ground_truth) in r.response]
     best = min(right, key=lambda r: len(r.response)).sample_id if right else ""
     return [float(r.sample_id == best) for r in requests]
 
 
 def native_process(request: RewardRequest) -> Verdict:
-    """A value at every token but the second."""
+    """Give every token but the second a value."""
     tokens = request.response_tokens
     assert tokens is not None
     values = np.linspace(0, 1, len(tokens), dtype=np.float32)
@@ -75,7 +74,7 @@ def verl(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any
 def trl_columns(
     prompts: list[Any], completions: list[Any], ground_truth: list[Any], **columns: Any
 ) -> list[dict[str, float]]:
-    """Which columns there were, and whether prompts are messages."""
+    """Report the columns, and if prompts are messages."""
     as_messages = isinstance(prompts[0], list) and completions[0][0]["role"] == "assistant"
     text = completions[0][0]["content"] if as_messages else completions[0]
     seen = {"score": float(ground_truth[0] in text), "messages": float(as_messages), "ground_truth": 1.0}
@@ -156,7 +155,7 @@ ATTEMPTS = iter(range(1000))
 
 
 def raises_on(request: RewardRequest) -> Verdict:
-    """Raises on some samples: alike every time, or not."""
+    """Raise on some samples: the same error every time, or changing ones."""
     if "poison" in request.response:
         raise ValueError(f"attempt {next(ATTEMPTS)}")
     if "fickle" in request.response:

@@ -1,4 +1,4 @@
-"""Addresses of servers that verifiers ask: no secrets in them, and the proxy that leads to them."""
+"""Addresses of judge servers: secrets are refused, and proxies are respected."""
 
 from typing import Any
 

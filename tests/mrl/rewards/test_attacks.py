@@ -1,5 +1,6 @@
-"""The attack catalogue against the sandbox: no attack earns more than an honest wrong answer, each ends in time, and
-nothing of it is left. Numbers in the ids are the catalogue's.
+"""No attack of the catalogue earns more than a wrong answer, outlives its limit, or leaves traces.
+
+Numbers in the ids are the catalogue's.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from tests.support.plain_user import printed
 
 RULES = CodeRules(seconds=1.5, cpu_seconds=1, memory_mib=192)
 PATIENT = RULES.model_copy(update={"seconds": 60.0, "cpu_seconds": 60.0})
-"""For what does not end by a limit of time: a busy machine may take long over it."""
+"""For programs that no time limit ends: a busy machine may take long."""
 TASK = parse_task(
     {"entry_point": "f", "cases": [{"args": [n], "expected": n * n + 1} for n in range(3, 9)]}, place="x"
 )
@@ -42,27 +43,33 @@ class Liar:
 
 DENIED: dict[str, str] = {
     "1 fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
-    "1 shell fork bomb": "import subprocess\nsubprocess.run(['/bin/sh', '-c', ':(){ :|:& };:'])\nimport time; time.sleep(9)",
-    "2 double fork": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)",
-    "3 thread bomb": "import threading, time\nfor n in range(100000): threading.Thread(target=time.sleep, args=(60,)).start()",
+    "1 shell fork bomb": "import subprocess\nsubprocess.run(['/bin/sh', '-c', ':(){ :|:& };:'])\n"
+    "import time; time.sleep(9)",
+    "2 double fork": "import os, time\nif os.fork() == 0:\n    os.setsid()\n"
+    "    if os.fork() == 0: time.sleep(60)\n    os._exit(0)",
+    "3 thread bomb": "import threading, time\n"
+    "for n in range(100000): threading.Thread(target=time.sleep, args=(60,)).start()",
     "4 allocate at once": "x = bytearray(100 * 2**30)",
     "4 allocate in steps": "x = []\nwhile True: x.append(bytearray(2**20))",
-    "4 allocate in children": "import os\nfor n in range(8):\n    if os.fork() == 0:\n        x = bytearray(150 * 2**20)\n"
-    "        import time; time.sleep(9)\nimport time; time.sleep(9)",
+    "4 allocate in children": "import os\nfor n in range(8):\n    if os.fork() == 0:\n"
+    "        x = bytearray(150 * 2**20)\n        import time; time.sleep(9)\nimport time; time.sleep(9)",
     "5 fill the file system": "f = open('/tmp/a', 'wb')\nwhile True: f.write(b'x' * 2**20); f.flush()",
-    "5 fill shared memory": "import itertools\nfor n in itertools.count(): open(f'/dev/shm/{n}', 'wb').write(b'x' * 2**20)",
+    "5 fill shared memory": "import itertools\n"
+    "for n in itertools.count(): open(f'/dev/shm/{n}', 'wb').write(b'x' * 2**20)",
     "7 busy loop": "while True: pass",
     "7 busy children": "import os\nfor n in range(4): os.fork()\nwhile True: pass",
     "8 sleep": "import time; time.sleep(1000)",
     "8 block on stdin": "import sys, time\nsys.stdin.read(); time.sleep(1000)",
-    "9 ignore signals": "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\n"
-    "while True: pass",
+    "9 ignore signals": "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
+    "    except (OSError, ValueError): pass\nwhile True: pass",
     "10 endless output": "while True: print('x' * 1000)",
     "10 endless error output": "import sys\nwhile True: sys.stderr.write('x' * 1000)",
     "10 both": "import sys\nwhile True:\n    print('x' * 100); sys.stderr.write('y' * 100)",
     "11 one long line": "import sys\nwhile True: sys.stdout.write('x' * 2**20)",
-    "11 raw bytes": "import os\nwhile True: os.write(1, bytes(range(256)) * 64); os.write(2, b'\\xff\\x1b[2J\\x00' * 99)",
-    "12 endless channel": "import os\nwhile True: os.write(max(int(n) for n in os.listdir('/proc/self/fd') if int(n) < 64) - 1, b'x' * 4096)",
+    "11 raw bytes": "import os\nwhile True: os.write(1, bytes(range(256)) * 64); os.write(2, "
+    "b'\\xff\\x1b[2J\\x00' * 99)",
+    "12 endless channel": "import os\n"
+    "while True: os.write(max(int(n) for n in os.listdir('/proc/self/fd') if int(n) < 64) - 1, b'x' * 4096)",
     "13 all descriptors": "x = []\nwhile True: x.append(open('/dev/null'))",
     "14 compile bomb": "x = " + "-" * 50_000 + "1",
     "14 nested parentheses": "(" * 50_000 + ")" * 50_000,
@@ -84,81 +91,100 @@ DENIED: dict[str, str] = {
     "26 deep recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef f(x): return f(x)",
     "43 equal to everything": LIAR + "def f(x): return Liar()",
     "43 equal inside a list": LIAR + "def f(x): return [Liar()]",
-    "44 lying subclass of int": "class I(int):\n    def __eq__(self, o): return True\n    __hash__ = int.__hash__\ndef f(x): return I(3)",
+    "44 lying subclass of int": "class I(int):\n    def __eq__(self, o): return True\n"
+    "    __hash__ = int.__hash__\ndef f(x): return I(3)",
     "45 nan": "def f(x): return float('nan')",
     "45 bool": "def f(x): return True",
     "45 infinity": "def f(x): return float('inf')",
     "45 huge": "def f(x): return 10 ** 200000",
-    "46 patched built-ins": "import builtins, json\nbuiltins.print = builtins.len = builtins.repr = lambda *a: True\n"
+    "46 patched built-ins": "import builtins, json\n"
+    "builtins.print = builtins.len = builtins.repr = lambda *a: True\n"
     'json.dumps = lambda *a, **k: \'{"id": 1, "value": true}\'\ndef f(x): return 0',
-    "46 patched json claims": 'import json\njson.dumps = lambda *a, **k: \'{"accepted": true, "passed": true}\'\ndef f(x): return 0',
+    "46 patched json claims": "import json\n"
+    'json.dumps = lambda *a, **k: \'{"accepted": true, "passed": true}\'\ndef f(x): return 0',
     "47 walk frames": "import sys, gc\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n"
     "        for value in list(frame.f_locals.values()) + list(frame.f_globals.values()):\n"
-    "            if isinstance(value, dict) and 'expected' in value: return value['expected']\n        frame = frame.f_back\n"
-    "    for o in gc.get_objects():\n        if isinstance(o, dict) and 'expected' in o: return o['expected']\n    return 0",
+    "            if isinstance(value, dict) and 'expected' in value: return value['expected']\n"
+    "        frame = frame.f_back\n    for o in gc.get_objects():\n"
+    "        if isinstance(o, dict) and 'expected' in o: return o['expected']\n    return 0",
     "48 overwrite the runner": "import __main__\n__main__.encode = lambda value, depth=0: {'f': 'inf'}\n"
     "__main__.write_frame = lambda d, m: None\ndef f(x): return 0",
     "49 answer early": "import os, struct, json\nd = json.dumps({'loaded': True}).encode()\n"
-    "for fd in range(3, 20):\n    try:\n        for n in range(9): os.write(fd, struct.pack('<I', len(d)) + d)\n    except OSError: pass\n"
+    "for fd in range(3, 20):\n    try:\n"
+    "        for n in range(9): os.write(fd, struct.pack('<I', len(d)) + d)\n    except OSError: pass\n"
     "def f(x): return 0",
-    "49 garbage on the channel": "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'\\xff' * 64)\n    except OSError: pass\ndef f(x): return 0",
+    "49 garbage on the channel": "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'\\xff' * 64)\n"
+    "    except OSError: pass\ndef f(x): return 0",
     "50 close the channel": "import os\nos.closerange(3, 64)\ndef f(x): return 0",
     "51 visible examples only": "def f(x): return {3: 10, 4: 17}.get(x, 0)",
     "52 count the calls": "n = 2\ndef f(x):\n    global n\n    n += 1\n    return n * n + 1",
     "57 deep list": "def f(x):\n    v = []\n    for _ in range(10**6): v = [v]\n    return v",
     "57 endless list": "def f(x):\n    v = []\n    v.append(v)\n    return v",
-    "57 exception text": "class E(Exception):\n    def __str__(self): return 'accepted'\ndef f(x): raise E('accepted')",
+    "57 exception text": "class E(Exception):\n    def __str__(self): return 'accepted'\n"
+    "def f(x): raise E('accepted')",
     "57 exception of that name": "def f(x): raise type('accepted', (Exception,), {})",
     "58 generator": "def f(x):\n    yield x * x + 1",
 }
 
 VARIANTS = {
-    "1 shell fork bomb", "4 allocate in steps", "8 block on stdin", "10 endless error output", "10 both", "11 one long line",
-    "11 raw bytes", "14 nested parentheses", "14 constant folding", "19 exit function", "19 exit exception", "19 exit hook",
-    "22 exception hook", "26 recursion", "43 equal inside a list", "45 bool", "45 infinity", "45 huge",
-    "46 patched json claims", "57 exception of that name",
+    "1 shell fork bomb", "4 allocate in steps", "8 block on stdin", "10 endless error output", "10 both",
+    "11 one long line", "11 raw bytes", "14 nested parentheses", "14 constant folding", "19 exit function",
+    "19 exit exception", "19 exit hook", "22 exception hook", "26 recursion", "43 equal inside a list",
+    "45 bool", "45 infinity", "45 huge", "46 patched json claims", "57 exception of that name",
 }  # fmt: skip
-"""Those that another one of the same number, or the raw exit, stands for where there is no time for all."""
+"""Slow-only attacks: another one of the same number, or the raw exit, represents them."""
 
 FORBIDDEN_CALLS = {
     "23 ptrace": "libc.ptrace(16, 1, 0, 0)",
     "23 write to another process": "libc.process_vm_writev(1, 0, 0, 0, 0, 0)",
-    "33 mount": "libc.mount(b'none', b'/tmp', b'tmpfs', 0, 0)",
-    "33 chroot": "libc.chroot(b'/tmp')",
+    "33 mount": "libc.mount(b'none', b'/tmp', b'tmpfs', 0, 0)", "33 chroot": "libc.chroot(b'/tmp')",
     "33 unshare": "libc.unshare(0x10000000)",
     "33 new user namespace by clone": "libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0)",
-    "34 bpf": "libc.syscall(321, 0, 0, 0)",
-    "34 keyctl": "libc.syscall(250, 0, -3, 0)",
-    "34 perf": "libc.syscall(298, 0, 0, 0, 0, 0)",
-    "34 userfaultfd": "libc.syscall(323, 0)",
-    "34 kernel module": "libc.init_module(0, 0, b'')",
-    "34 setns": "libc.setns(0, 0)",
-}
+    "34 bpf": "libc.syscall(321, 0, 0, 0)", "34 keyctl": "libc.syscall(250, 0, -3, 0)",
+    "34 perf": "libc.syscall(298, 0, 0, 0, 0, 0)", "34 userfaultfd": "libc.syscall(323, 0)",
+    "34 kernel module": "libc.init_module(0, 0, b'')", "34 setns": "libc.setns(0, 0)",
+}  # fmt: skip
 
 HARMLESS = {
-    "25 raise limits": "import resource\ntry:\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n    done = True\n"
-    "except (OSError, ValueError): done = False\nassert not done",
-    "25 renice": "import os\ntry:\n    os.nice(-5); done = True\nexcept OSError: done = False\nassert not done",
-    "27 terminal": "import fcntl, termios\ntry:\n    fcntl.ioctl(0, termios.TIOCSTI, b'x'); done = True\nexcept OSError: done = False\nassert not done",
-    "28 environment": "import os\nassert set(os.environ) <= {'HOME', 'PATH', 'LANG', 'OMP_NUM_THREADS', 'PWD', 'LC_CTYPE'}, os.environ",
+    "25 raise limits": "import resource\ntry:\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n"
+    "    done = True\nexcept (OSError, ValueError): done = False\nassert not done",
+    "25 renice": "import os\ntry:\n    os.nice(-5); done = True\nexcept OSError: done = False\n"
+    "assert not done",
+    "27 terminal": "import fcntl, termios\ntry:\n    fcntl.ioctl(0, termios.TIOCSTI, b'x'); done = True\n"
+    "except OSError: done = False\nassert not done",
+    "28 environment": "import os\nassert set(os.environ) <= {'HOME', 'PATH', 'LANG', 'OMP_NUM_THREADS', "
+    "'PWD', 'LC_CTYPE'}, os.environ",
     "28 other processes": "import os\nassert len([n for n in os.listdir('/proc') if n.isdigit()]) <= 3",
-    "28 keys and homes": "import os, sys\nfor path in ('/root', '/home', '/etc/passwd', '/etc/shadow', '/var', '/run', '/sys', '/mnt', '/srv'):\n"
+    "28 keys and homes": "import os, sys\n"
+    "for path in ('/root', '/home', '/etc/passwd', '/etc/shadow', '/var', '/run', '/sys', '/mnt', '/srv'):\n"
     "    assert not os.path.exists(path) or sys.executable.startswith(path + '/'), path",
-    "30 write to the root": "import os\nfor path in ('/', '/usr', '/usr/bin', '/usr/lib', '/lib', '/dev', '/proc', '/proc/sys/kernel'):\n"
-    "    try:\n        open(path + '/planted', 'w'); done = True\n    except OSError: done = False\n    assert not done, path",
-    "32 replace the interpreter": "import os, sys\ntry:\n    os.remove(sys.executable); done = True\nexcept OSError: done = False\nassert not done",
-    "33 capabilities": "caps = [l for l in open('/proc/self/status') if l.startswith('Cap')]\nassert all(int(l.split()[1], 16) == 0 for l in caps), caps",
+    "30 write to the root": "import os\n"
+    "for path in ('/', '/usr', '/usr/bin', '/usr/lib', '/lib', '/dev', '/proc', '/proc/sys/kernel'):\n"
+    "    try:\n        open(path + '/planted', 'w'); done = True\n    except OSError: done = False\n"
+    "    assert not done, path",
+    "32 replace the interpreter": "import os, sys\ntry:\n    os.remove(sys.executable); done = True\n"
+    "except OSError: done = False\nassert not done",
+    "33 capabilities": "caps = [l for l in open('/proc/self/status') if l.startswith('Cap')]\n"
+    "assert all(int(l.split()[1], 16) == 0 for l in caps), caps",
     "33 no new privileges": "assert 'NoNewPrivs:\\t1' in open('/proc/self/status').read()",
     "33 not root": "import os\nassert os.getuid() == 65534",
-    "34 kernel settings": "try:\n    open('/proc/sys/kernel/core_pattern', 'w').write('x'); done = True\nexcept OSError: done = False\nassert not done",
-    "34 sysrq": "try:\n    open('/proc/sysrq-trigger', 'w').write('x'); done = True\nexcept OSError: done = False\nassert not done",
-    "36 devices": "import os\nassert set(os.listdir('/dev')) <= {'null','zero','full','random','urandom','tty','console','ptmx','pts','shm','fd',"
-    "'stdin','stdout','stderr','core'}, os.listdir('/dev')",
+    "34 kernel settings": "try:\n    open('/proc/sys/kernel/core_pattern', 'w').write('x'); done = True\n"
+    "except OSError: done = False\nassert not done",
+    "34 sysrq": "try:\n    open('/proc/sysrq-trigger', 'w').write('x'); done = True\n"
+    "except OSError: done = False\nassert not done",
+    "36 devices": "import os\nassert set(os.listdir('/dev')) <= {'null','zero','full','random','urandom',"
+    "'tty','console','ptmx','pts','shm','fd','stdin','stdout','stderr','core'}, os.listdir('/dev')",
     "36 shared memory": "import os\nassert os.listdir('/dev/shm') == []",
-    "37 network devices": "assert [l.split(':')[0].strip() for l in open('/proc/net/dev') if ':' in l] == ['lo']",
-    "37 connect": "import socket\ntry:\n    socket.create_connection(('1.1.1.1', 53), timeout=1); done = True\nexcept OSError: done = False\nassert not done",
-    "37 names": "import socket\ntry:\n    socket.getaddrinfo('example.com', 80); done = True\nexcept OSError: done = False\nassert not done",
-    "37 raw socket": "import socket\ntry:\n    socket.socket(socket.AF_INET, socket.SOCK_RAW, 1); done = True\nexcept OSError: done = False\nassert not done",
+    "37 network devices": "assert [l.split(':')[0].strip() for l in open('/proc/net/dev')"
+    " if ':' in l] == ['lo']",
+    "37 connect": "import socket\ntry:\n"
+    "    socket.create_connection(('1.1.1.1', 53), timeout=1); done = True\nexcept OSError: done = False\n"
+    "assert not done",
+    "37 names": "import socket\ntry:\n    socket.getaddrinfo('example.com', 80); done = True\n"
+    "except OSError: done = False\nassert not done",
+    "37 raw socket": "import socket\ntry:\n"
+    "    socket.socket(socket.AF_INET, socket.SOCK_RAW, 1); done = True\nexcept OSError: done = False\n"
+    "assert not done",
     "16 io_uring": "import ctypes\nassert ctypes.CDLL(None).syscall(425, 1, 0) == -1",
 }
 SEEN_TO_FAIL = """
@@ -171,7 +197,7 @@ print('all looked at')
 
 @pytest.fixture(scope="module", autouse=True)
 def host_is_unchanged() -> Iterator[None]:
-    """No process, file, cgroup, socket or mount is left by any attack of this file."""
+    """Check that no attack leaves a process, file, cgroup, socket or mount."""
     find_sandbox()
     before = _host()
     yield
@@ -182,13 +208,13 @@ def host_is_unchanged() -> Iterator[None]:
 
 
 def _host() -> dict[str, object]:
-    own = psutil.Process()
+    process = psutil.Process()
     groups = [p for p in Path("/sys/fs/cgroup").glob("**/mrl-*") if p.name.startswith(f"mrl-{os.getpid()}-")]
     return {
         "children": [
-            c.pid for c in own.children(recursive=True) if "bwrap" in c.name() or "candidate" in c.name()
+            c.pid for c in process.children(recursive=True) if "bwrap" in c.name() or "candidate" in c.name()
         ],
-        "descriptors": own.num_fds(),
+        "descriptors": process.num_fds(),
         "temporary": sorted(os.listdir("/tmp")).count("planted"),
         "segments": [n for n in os.listdir("/dev/shm") if n.isdigit()],
         "cgroups": [str(g) for g in groups],
@@ -228,7 +254,7 @@ def test_attack_earns_nothing(name: str) -> None:
     ],
 )
 def test_forbidden_call_ends_the_program(name: str) -> None:
-    """The filter's answer to each of them is in test_bounds.py."""
+    """test_bounds.py checks the filter's answer to each call."""
     program = f"import ctypes\nlibc = ctypes.CDLL(None)\n{FORBIDDEN_CALLS[name]}\n" + RIGHT
     value, reason = _checked(program, rules=PATIENT)
     assert value == 0.0
@@ -236,7 +262,7 @@ def test_forbidden_call_ends_the_program(name: str) -> None:
 
 
 def test_attacks_have_no_effect() -> None:
-    """Each asserts that it failed; one that did not, or that could not be tried, is printed."""
+    """Each program asserts that its attack failed; any other end is printed."""
     assert printed(find_sandbox(), SEEN_TO_FAIL % HARMLESS, PATIENT) == "all looked at\n"
 
 
@@ -255,14 +281,10 @@ def test_attacks_on_programs_that_read_standard_input(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "43 equal to everything",
-        "19 raw exit",
-        "47 walk frames",
-        "49 answer early",
-        "57 deep list",
+        "43 equal to everything", "19 raw exit", "47 walk frames", "49 answer early", "57 deep list",
         "46 patched built-ins",
     ],
-)
+)  # fmt: skip
 def test_attacks_on_asserts(name: str) -> None:
     task = parse_task(
         {"entry_point": "f", "test": "def check(candidate):\n    assert candidate(3) == 10\n"}, place="x"
@@ -279,7 +301,10 @@ def test_a_test_that_catches_everything_cannot_hide_a_breach() -> None:
 
 
 def test_an_argument_changed_in_place_changes_nothing_here() -> None:
-    test = "def check(candidate):\n    rows = [1, 2]\n    assert candidate(rows) == 2\n    assert rows == [1, 2]\n    assert candidate(rows) == 2\n"
+    test = (
+        "def check(candidate):\n    rows = [1, 2]\n    assert candidate(rows) == 2\n"
+        "    assert rows == [1, 2]\n    assert candidate(rows) == 2\n"
+    )
     task = parse_task({"entry_point": "f", "test": test}, place="x")
     assert (
         verify_program("def f(rows):\n    n = len(rows)\n    rows.clear()\n    return n", task, PATIENT).value
@@ -312,7 +337,7 @@ def test_the_hosts_services_cannot_be_reached() -> None:
 
 
 def test_two_samples_may_listen_on_the_same_port() -> None:
-    """39; without a cgroup neither may listen at all."""
+    """39; without a cgroup neither may listen."""
     listen = "import socket\ns = socket.create_server(('127.0.0.1', 18765))\n" + RIGHT
     boundary = find_sandbox()
     with contextlib.ExitStack() as both:
@@ -348,7 +373,7 @@ def f(x):
 
 
 def test_the_test_is_nowhere_inside() -> None:
-    """29, 47: the whole memory of the process, searched for a text that only the test has."""
+    """29, 47: search the whole process memory for a text that only the test has."""
     secret = "918273645546372819"
     test = f"SECRET = '{secret}'\ndef check(candidate):\n    assert candidate(0) == 0, SECRET\n"
     task = parse_task({"entry_point": "f", "test": test}, place="x")

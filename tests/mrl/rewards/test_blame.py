@@ -1,4 +1,4 @@
-"""Whose fault it is: what a sample causes is scored, what the machine or the verifier causes is not."""
+"""Faults of a sample are scored; faults of the machine or the verifier are not."""
 
 import collections
 from typing import Any, cast
@@ -21,8 +21,7 @@ from tests.support.plugin_rewards import plugin
 def test_a_sample_that_its_verifier_raises_on_is_wrong_and_the_others_are_untouched(
     make_pair: Any, score_all: Any
 ) -> None:
-    """At the same place every time; a service that is down and a verifier that raises here and there say nothing
-    of the sample. A reply over the limit is such a place, and costs no process."""
+    """Only a failure that repeats at the same place, or an oversized reply, counts against the sample."""
     texts = {0: "poison", 3: "fickle", 5: "down", 7: "huge 7"}
     with RewardPool(plugin("raises_on", retries=2)) as pool:
         verdicts = score_all(pool, [make_pair(n, texts.get(n, f"it is {n}"), str(n)) for n in range(10)])
@@ -41,8 +40,7 @@ def test_a_verifier_that_raises_on_everything_scores_nothing(make_pair: Any, sco
 
 
 def test_samples_that_compute_for_ever_cost_one_deadline_each(make_pair: Any, score_all: Any) -> None:
-    """Four at the head and two workers: the others wait for two deadlines and no more, whatever the machine. What a
-    verdict on a bad sample needs besides comes behind all of them: one may still be at work then."""
+    """The good samples wait two deadlines at most; one may still run when a bad one's verdict arrives."""
     section = plugin("spins", retries=2, workers=2, deadline_seconds=0.4)
     pairs = [make_pair(n, "spin" if n < 4 else f"it is {n}", str(n)) for n in range(44)]
     order: list[str] = []
@@ -50,10 +48,10 @@ def test_samples_that_compute_for_ever_cost_one_deadline_each(make_pair: Any, sc
         pool.submit_all(pairs)
         verdicts: dict[str, Verdict] = {}
         while len(verdicts) < 44:
-            found = pool.collect(90.0)
-            assert found
-            order += [sample_id for sample_id, _ in found]
-            verdicts |= dict(found)
+            batch = pool.collect(90.0)
+            assert batch
+            order += [sample_id for sample_id, _ in batch]
+            verdicts |= dict(batch)
         counts = pool.counts()
     assert [verdicts[f"{n}.0"].value for n in range(44)] == [0.0] * 4 + [1.0] * 40
     assert counts["processes_lost"] == 4, "an attempt that would be the same again is not made"
@@ -70,7 +68,7 @@ class Slow(RewardKind):
 
 @pytest.fixture
 def queue() -> StageQueue:
-    """Two workers, three samples; nothing runs: the policy reads and starts nothing."""
+    """Two workers without processes, to test the policy alone."""
     part = KindPart(kind="code", deadline_seconds=10.0)
     section = RewardSection(kind="code", workers=2, retries=2)
     made = StageQueue(Slow(part), Slow.stages[0], section, collections.Counter())
@@ -78,9 +76,9 @@ def queue() -> StageQueue:
     return made
 
 
-def task(name: str, found: dict[str, Verdict | None]) -> Task:
+def task(name: str, results: dict[str, Verdict | None]) -> Task:
     request = RewardRequest(sample_id=name, group_id=hash(name), response="", ground_truth=None)
-    return Task((request,), lambda verdicts: found.update({name: verdicts[0]}))
+    return Task((request,), lambda verdicts: results.update({name: verdicts[0]}))
 
 
 @pytest.mark.parametrize(
@@ -88,12 +86,12 @@ def task(name: str, found: dict[str, Verdict | None]) -> Task:
     [
         (0.0, 0.0, True, 10.5, None),  # it waits for its sandbox
         (9.0, 0.0, True, 10.5, None),
-        (10.0, 0.0, True, 10.5, Cause.COMPUTED),  # it is no waiting
+        (10.0, 0.0, True, 10.5, Cause.COMPUTED),  # it computes, and does not wait
         (0.0, 0.0, True, 10.5 + GRACE_SECONDS, Cause.DIED),
         (6.0, 0.0, True, 10.5 + GRACE_SECONDS, Cause.COMPUTED),
-        (0.0, 20.0, True, 10.5 + GRACE_SECONDS, None),  # it had less than that for itself
+        (0.0, 20.0, True, 10.5 + GRACE_SECONDS, None),  # it had less time of its own
         (0.0, 99.0, True, 10.5 + GRACE_SECONDS + PATIENCE_SECONDS, Cause.STARVED),
-        (0.0, 0.0, False, 10.5 + GRACE_SECONDS, None),  # it stands in a run queue
+        (0.0, 0.0, False, 10.5 + GRACE_SECONDS, None),  # it waits in a run queue
         (0.0, 0.0, False, 10.5 + GRACE_SECONDS + PATIENCE_SECONDS, Cause.STARVED),
     ],
 )
@@ -111,9 +109,9 @@ def test_a_worker_over_its_deadline(queue, computed, starved, is_known, after, c
 
 def test_a_starved_sample_is_tried_once_more_beside_nothing_else(queue: StageQueue) -> None:
     first, second = queue.workers
-    found: dict[str, Verdict | None] = {}
+    verdicts: dict[str, Verdict | None] = {}
     for name in "abc":
-        queue.put(task(name, found))
+        queue.put(task(name, verdicts))
     starving, beside = queue.next_batch(first, 1.0), queue.next_batch(second, 1.0)
     assert starving is not None and beside is not None
     queue.replied(first, {"number": starving.number, "failed": "no processor", "starved": True})
@@ -126,9 +124,9 @@ def test_a_starved_sample_is_tried_once_more_beside_nothing_else(queue: StageQue
     queue.replied(second, {"number": beside.number} | right)
     again = queue.next_batch(first, 4.0)
     assert again is not None and again.requests[0].sample_id == "a"
-    queue.put(task("d", found))
+    queue.put(task("d", verdicts))
     assert queue.next_batch(second, 5.0) is None, "nothing is started beside it"
     queue.replied(first, {"number": again.number, "failed": "no processor", "starved": True})
-    assert found["a"] is not None and found["a"].kind is VerdictKind.NO_REWARD
-    assert "failed 2 times, last: no processor" in found["a"].reason
+    assert verdicts["a"] is not None and verdicts["a"].kind is VerdictKind.NO_REWARD
+    assert "failed 2 times, last: no processor" in verdicts["a"].reason
     assert queue.next_batch(second, 6.0) is not None

@@ -1,4 +1,4 @@
-"""Attacks on what lies beside the limits, in each sandbox that there is: with a cgroup, without, and a plain user's."""
+"""Attacks beyond the limits, in each sandbox: with a cgroup, without one, and for a plain user."""
 
 import dataclasses
 import os
@@ -26,7 +26,7 @@ Run = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def strict() -> Sandbox:
-    """The boundary of a machine on which no cgroup can be made."""
+    """The sandbox of a machine without cgroups."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cgroup, "make_cgroup", lambda **limits: None)
         return find_sandbox.__wrapped__()
@@ -34,7 +34,7 @@ def strict() -> Sandbox:
 
 @pytest.fixture(scope="module")
 def plain_users() -> dict[str, str]:
-    """What each program of this file printed for a plain user, or how it ended."""
+    """Run this file's programs as a plain user; map each to its output or end."""
     programs = [*map(asked, REFUSED.values()), *map(flooding, FLOODS.values()), LISTING, THREADS]
     return dict(zip(programs, run_as_plain_user(programs, LIMITS), strict=True))
 
@@ -46,7 +46,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def run(kind: str, request: pytest.FixtureRequest) -> Run:
-    """What a program printed, or how it ended."""
+    """Return a function that runs a program and returns its output or end."""
     if kind == "a plain user's":
         return request.getfixturevalue("plain_users").__getitem__
     boundary = request.getfixturevalue("strict") if kind == "without a cgroup" else find_sandbox()
@@ -60,7 +60,8 @@ def asked(program: str) -> str:
 REFUSED = {
     "writes below /proc": """
 import os
-for path in ('autogroup', 'oom_score_adj', 'comm', 'mem', 'clear_refs', 'coredump_filter', 'timerslack_ns', 'attr/current', 'setgroups', 'uid_map'):
+for path in ('autogroup', 'oom_score_adj', 'comm', 'mem', 'clear_refs', 'coredump_filter', 'timerslack_ns', \
+'attr/current', 'setgroups', 'uid_map'):
     for pid in ('self', '1', 'thread-self'):
         try: os.close(os.open(f'/proc/{pid}/{path}', os.O_WRONLY)); done.append((pid, path))
         except OSError: pass
@@ -78,7 +79,8 @@ for option in (socket.SO_SNDBUF, socket.SO_RCVBUF, 32, 33):
 """,
     "protocols that loopback does not need": """
 import socket
-for kind, protocol in ((1, 262), (2, 136), (1, 132), (5, 132), (5, 0), (6, 0), (6, 33), (2, 1), (3, 1), (1 | 0o4000, 262)):
+for kind, protocol in ((1, 262), (2, 136), (1, 132), (5, 132), (5, 0), (6, 0), (6, 33), (2, 1), (3, 1), \
+(1 | 0o4000, 262)):
     try: socket.socket(socket.AF_INET, kind, protocol); done.append((kind, protocol))
     except OSError: pass
 for family in (10, 16, 17, 38, 40):
@@ -127,7 +129,8 @@ for n in range(50):
     "connections over loopback": """
 server = socket.create_server(('127.0.0.1', 0))
 for _ in range(25):
-    one = socket.create_connection(server.getsockname()); other = server.accept()[0]; keep.append((one, other))
+    one = socket.create_connection(server.getsockname()); other = server.accept()[0]; \
+keep.append((one, other))
     for _ in range(20): fill(one); fill(other)
 """,
     "pipes": """
@@ -139,7 +142,7 @@ for _ in range(100):
     except OSError: pass
 """,
 }  # fmt: skip
-"""Each leaves as much unread as it can, with buffers of the default size."""
+"""Each leaves as much unread as possible in buffers of the default size."""
 
 
 def flooding(flood: str) -> str:
@@ -149,15 +152,15 @@ def flooding(flood: str) -> str:
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_what_sockets_and_pipes_hold_is_within_the_limit(name, kind, run, strict) -> None:
-    said = run(flooding(FLOODS[name]))
+    output = run(flooding(FLOODS[name]))
     left = limit = RULES.memory_mib * MIB
     if kind != "the machine's" or not find_sandbox().has_cgroup:
         left = limit - strict.scratch_bytes(RULES) - strict.rlimits(RULES)["RLIMIT_AS"]
-    assert said.startswith("ended: memory limit") or 0 <= int(said) <= left, f"{said} of {left}"
+    assert output.startswith("ended: memory limit") or 0 <= int(output) <= left, f"{output} of {left}"
 
 
 def test_without_a_cgroup_there_are_pairs_of_streams_where_they_fit(strict: Sandbox) -> None:
-    """An event loop needs one."""
+    """An event loop needs one pair."""
     loop = "import asyncio\nasync def f(): return 'ran'\nprint(asyncio.run(f()))"
     assert strict.has_socketpairs(RULES) and printed(strict, loop, RULES) == "ran\n"
     small = RULES.model_copy(update={"memory_mib": 64})
@@ -168,7 +171,7 @@ def test_without_a_cgroup_there_are_pairs_of_streams_where_they_fit(strict: Sand
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A home that a Python was installed into, with answers beside it."""
+    """A home folder for a Python installation and files of answers."""
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))  # where the run's user may look
     for part in (folder, folder / "bin", folder / "lib"):
         part.mkdir(exist_ok=True)
@@ -181,7 +184,7 @@ def home() -> Iterator[Path]:
 
 def test_a_home_that_python_lies_in_is_not_shown(home: Path) -> None:
     python = Path(find_sandbox().python)
-    own = Path(shutil.copy(python, home / "bin"))
+    copy = Path(shutil.copy(python, home / "bin"))
     for part in (
         *python.parent.parent.glob("lib/python3.*"),
         *python.parent.parent.glob("lib/libpython*.so*"),
@@ -190,10 +193,14 @@ def test_a_home_that_python_lies_in_is_not_shown(home: Path) -> None:
     for secret in ("answers.jsonl", "lib/answers.jsonl", "bin/answers.jsonl"):
         (home / secret).write_text("42")
         (home / secret).chmod(0o644)
-    boundary = dataclasses.replace(find_sandbox(), python=str(own))
-    look = "import os, sys\nprint(os.path.dirname(os.path.dirname(sys.executable)))\nfor where, _, names in os.walk(os.path.dirname(sys.executable) + '/..'):\n    print(*[n for n in names if 'answers' in n])"
-    said = printed(boundary, look, RULES)
-    assert said.startswith(str(home)) and "answers" not in said, said
+    boundary = dataclasses.replace(find_sandbox(), python=str(copy))
+    look = (
+        "import os, sys\nprint(os.path.dirname(os.path.dirname(sys.executable)))\n"
+        "for where, _, names in os.walk(os.path.dirname(sys.executable) + '/..'):\n"
+        "    print(*[n for n in names if 'answers' in n])"
+    )
+    output = printed(boundary, look, RULES)
+    assert output.startswith(str(home)) and "answers" not in output, output
 
 
 LISTING = (

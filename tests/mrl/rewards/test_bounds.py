@@ -1,6 +1,4 @@
-"""What a run may hold and reach, with a cgroup and without: each program asserts that a rule holds, and is wrong
-where it does not.
-"""
+"""Limits of a run with and without a cgroup; each program asserts one rule and fails if it is broken."""
 
 import functools
 import itertools
@@ -37,18 +35,15 @@ REFUSED = {
     "semaphores": "assert refused(lambda: libc.semget(0, 9, 0o1600), errno.EPERM)",
     "named queue": "assert refused(lambda: libc.mq_open(b'/x', 0o102, 0o600, None), errno.EPERM)",
     "watches": "assert refused(lambda: libc.inotify_init1(0), errno.EPERM)",
-    "run me last": "assert refused(lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)), errno.EPERM)",
-    "timers": "t = ctypes.c_long()\nn = 0\nwhile libc.timer_create(0, None, ctypes.byref(t)) == 0 and n < 999: n += 1\nassert n <= 64, n",
+    "run me last": "assert refused(lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)), "
+    "errno.EPERM)",
+    "timers": "t = ctypes.c_long()\nn = 0\n"
+    "while libc.timer_create(0, None, ctypes.byref(t)) == 0 and n < 999: n += 1\nassert n <= 64, n",
 }
 FAMILIES = {
-    "AF_VSOCK": 40,
-    "AF_ALG": 38,
-    "AF_NETLINK": 16,
-    "AF_PACKET": 17,
-    "AF_INET6": 10,
-    "AF_KCM": 41,
+    "AF_VSOCK": 40, "AF_ALG": 38, "AF_NETLINK": 16, "AF_PACKET": 17, "AF_INET6": 10, "AF_KCM": 41,
     "AF_XDP": 44,
-}
+}  # fmt: skip
 USUAL = """
 import asyncio, tempfile
 left, right = socket.socketpair()
@@ -115,12 +110,12 @@ kept = None
 
 @pytest.fixture(params=["as here", "no cgroup"])
 def boundary(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sandbox.Sandbox:
-    """This machine's sandbox, and the one it would have where no cgroup can be made."""
+    """This machine's sandbox, and the one without cgroups."""
     if request.param == "no cgroup":
         monkeypatch.setattr(sandbox.cgroup, "make_cgroup", lambda **limits: None)
-    found = sandbox.find_sandbox.__wrapped__()
-    monkeypatch.setattr("mrl.rewards.code.code_verifier.find_sandbox", lambda: found)
-    return found
+    new_sandbox = sandbox.find_sandbox.__wrapped__()
+    monkeypatch.setattr("mrl.rewards.code.code_verifier.find_sandbox", lambda: new_sandbox)
+    return new_sandbox
 
 
 def holds(program: str) -> None:
@@ -129,7 +124,7 @@ def holds(program: str) -> None:
 
 
 def test_what_no_limit_counts_is_refused(boundary: sandbox.Sandbox) -> None:
-    """What is not is printed."""
+    """Calls that are not refused are printed."""
     tries = "\n".join(
         f"try: exec({text!r})\nexcept BaseException as e: print({name!r}, e)"
         for name, text in REFUSED.items()
@@ -157,19 +152,19 @@ def test_inodes_are_bounded(boundary: sandbox.Sandbox) -> None:
 
 
 def test_the_sum_of_what_a_run_holds_is_its_limit(boundary: sandbox.Sandbox) -> None:
-    """A cgroup's limit leaves 32 MiB for what the kernel itself needs."""
+    """A cgroup's limit leaves 32 MiB for the kernel's own needs."""
     holds(HOLD_ALL + f"assert held <= {192 + 32 * boundary.has_cgroup} * 2**20, held\n")
     if not boundary.has_cgroup:
         holds(PARK)
 
 
 def test_without_a_bounded_file_system_nothing_is_writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel lets nobody but bubblewrap make a namespace."""
+    """Some kernels let only bubblewrap create a namespace."""
     monkeypatch.setattr(sandbox.cgroup, "make_cgroup", lambda **limits: None)
     monkeypatch.setattr(sandbox, "mount_scratch", _not_permitted)
-    found = sandbox.find_sandbox.__wrapped__()
-    monkeypatch.setattr("mrl.rewards.code.code_verifier.find_sandbox", lambda: found)
-    assert "nothing writable" in found.describe()
+    new_sandbox = sandbox.find_sandbox.__wrapped__()
+    monkeypatch.setattr("mrl.rewards.code.code_verifier.find_sandbox", lambda: new_sandbox)
+    assert "nothing writable" in new_sandbox.describe()
     holds(
         "for folder in ('/tmp', '/dev/shm', '/dev', '/'):\n"
         "    assert refused(lambda: open(folder + '/x', 'w'), errno.EROFS, errno.EACCES), folder\n"
@@ -183,7 +178,7 @@ def _not_permitted(size_bytes: int) -> None:
 @pytest.mark.parametrize("is_counted", [True, False])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_of_each_machine_decides_each_call(machine: str, is_counted: bool) -> None:
-    """Interpreted here, so that the machine that runs the test need not be the one the filter is for."""
+    """The filter is interpreted here, so any machine can check the filter of another."""
     decides = functools.partial(decision, machine, is_counted=is_counted)
     for table, action in ((seccomp._KILLED, seccomp._KILL), (seccomp._REFUSED, seccomp._EPERM)):
         here = [numbers for numbers in table.values() if numbers[machine == "aarch64"] is not None]
@@ -199,8 +194,8 @@ def test_the_filter_of_each_machine_decides_each_call(machine: str, is_counted: 
     counted = set(itertools.product((1, 2), (1, 2, 5, 1 | 0o2004000), (0, 6, 17)))
     pairs = set(itertools.product((1,), (1, 1 | 0o2004000), (0, 6, 17)))
     for numbers, allowed in ((seccomp._SOCKET, set()), (seccomp._SOCKETPAIR, pairs)):
-        found = {asked for asked in sockets if decides(numbers, *asked) == seccomp._ALLOW}
-        assert found == (counted if is_counted else allowed)
+        passed = {arguments for arguments in sockets if decides(numbers, *arguments) == seccomp._ALLOW}
+        assert passed == (counted if is_counted else allowed)
     assert decides(seccomp._SOCKETPAIR, 1, 1, 0, has_socketpairs=is_counted) == (
         seccomp._ALLOW if is_counted else seccomp._EAFNOSUPPORT
     )
@@ -219,7 +214,7 @@ def decision(
     is_counted: bool,
     has_socketpairs: bool = True,
 ) -> int:
-    """What the filter answers to a call, by the kernel's rules for classic BPF."""
+    """Return the filter's answer to a call, by the kernel's rules for classic BPF."""
     number = numbers[machine == "aarch64"]
     assert number is not None
     data = struct.pack("<IIQ6Q", number, seccomp._AUDIT_ARCH[machine], 0, *(*arguments, *[0] * 6)[:6])

@@ -1,4 +1,4 @@
-"""Why things fail, logged once for each cause."""
+"""Each cause of failure is logged once."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The code verifier on honest programs: every kind of task, every outcome, and extraction from responses."""
+"""The code verifier on honest programs: every kind of task, every outcome, and program extraction."""
 
 import os
 import signal
@@ -31,7 +31,8 @@ CHECK = parse_task(
     {
         "prompt": "def add(a, b):\n    '''Sum.'''\n",
         "entry_point": "add",
-        "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(a=5, b=5) == 10\n",
+        "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n"
+        "    assert candidate(a=5, b=5) == 10\n",
     },
     place="x",
 )
@@ -42,14 +43,18 @@ CHECK = parse_task(
     [
         ("def add(a, b):\n    return a + b", ADD),
         ("add = lambda a, b: a + b", ADD),
-        ("import sys\nprint('noise')\nsys.stderr.write('noise')\ndef add(a, b):\n    print(a)\n    return a + b", ADD),
+        ("import sys\nprint('noise')\nsys.stderr.write('noise')\ndef add(a, b):\n    print(a)\n"
+         "    return a + b", ADD),
         ("print(sum(map(int, input().split())))", ECHO),
-        ("import sys\nif __name__ == '__main__':\n    print(sum(map(int, sys.stdin.read().split())), end='')", ECHO),
+        ("import sys\nif __name__ == '__main__':\n    print(sum(map(int, sys.stdin.read().split())), end='')",
+         ECHO),
         ("    return a + b\n", CHECK),
         ("def add(a, b):\n    return a + b\n", CHECK),
-        ("from functools import lru_cache\nimport math, re, collections, itertools, heapq, json, datetime, random\n"
-         "@lru_cache(None)\ndef add(a, b):\n    return a + b", ADD),
-        ("open('/tmp/own', 'w').write('x')\ndef add(a, b):\n    return a + b * len(open('/tmp/own').read())", ADD),
+        ("from functools import lru_cache\n"
+         "import math, re, collections, itertools, heapq, json, datetime, random\n@lru_cache(None)\n"
+         "def add(a, b):\n    return a + b", ADD),
+        ("open('/tmp/own', 'w').write('x')\ndef add(a, b):\n    return a + b * len(open('/tmp/own').read())",
+         ADD),
     ],
 )  # fmt: skip
 def test_right_programs_are_accepted(program: str, task: CodeTask) -> None:
@@ -62,8 +67,7 @@ def test_right_programs_are_accepted(program: str, task: CodeTask) -> None:
     ("program", "task", "outcome"),
     [
         ("def add(a, b):\n    return a - b", ADD, "wrong"),
-        ("def add(a, b):\n    return str(a + b)", ADD, "wrong"),
-        ("def add(a, b):\n    pass", ADD, "wrong"),
+        ("def add(a, b):\n    return str(a + b)", ADD, "wrong"), ("def add(a, b):\n    pass", ADD, "wrong"),
         ("def add(a, b)\n    return a + b", ADD, "runtime error"),
         ("def sub(a, b):\n    return a + b", ADD, "runtime error"),
         ("def add(a):\n    return a", ADD, "runtime error"),
@@ -71,15 +75,12 @@ def test_right_programs_are_accepted(program: str, task: CodeTask) -> None:
         ("def add(a, b):\n    while True: pass", ADD, "time limit"),
         ("def add(a, b):\n    return add(a, b)", ADD, "runtime error"),
         ("def add(a, b):\n    return len(' ' * 10**10)", ADD, "memory limit"),
-        ("print(sum(map(int, input().split())) + 1)", ECHO, "wrong"),
-        ("print(1/0)", ECHO, "runtime error"),
-        ("print(3)\nprint(7)", ECHO, "wrong"),
-        ("    return a - b\n", CHECK, "wrong"),
-        ("    return None\n", CHECK, "wrong"),
-        ("    return 1/0\n", CHECK, "runtime error"),
+        ("print(sum(map(int, input().split())) + 1)", ECHO, "wrong"), ("print(1/0)", ECHO, "runtime error"),
+        ("print(3)\nprint(7)", ECHO, "wrong"), ("    return a - b\n", CHECK, "wrong"),
+        ("    return None\n", CHECK, "wrong"), ("    return 1/0\n", CHECK, "runtime error"),
         ("", CHECK, "wrong"),
     ],
-)
+)  # fmt: skip
 def test_wrong_programs_are_told_why(program: str, task: CodeTask, outcome: str) -> None:
     rules = CodeRules(seconds=0.5, cpu_seconds=0.5) if outcome == "time limit" else PATIENT
     verdict = verify_program(program, task, rules)
@@ -94,16 +95,8 @@ def test_partial_value_is_the_share_of_cases() -> None:
 
 def test_values_of_many_types_cross() -> None:
     values: list[Any] = [
-        None,
-        True,
-        3,
-        2**200,
-        1.5,
-        float("inf"),
-        "text \u00e9 \x00",
-        [1, [2]],
-        {"a": [1], "b": None},
-    ]
+        None, True, 3, 2**200, 1.5, float("inf"), "text \u00e9 \x00", [1, [2]], {"a": [1], "b": None},
+    ]  # fmt: skip
     task = parse_task(
         {"entry_point": "same", "cases": [{"args": [v], "expected": v} for v in values]}, place="x"
     )
@@ -134,8 +127,9 @@ def test_a_program_over_the_size_limit_is_refused_unread() -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [None, 3, "no json", {}, {"entry_point": "f"}, {"entry_point": "f", "cases": [{"args": [1]}]}, {"inputs": ["a"], "outputs": []},
-     {"test": "assert f() == 1"}, {"entry_point": "f", "test": "def check(:"}, {"cases": [{"args": [1], "expected": 2}]}],
+    [None, 3, "no json", {}, {"entry_point": "f"}, {"entry_point": "f", "cases": [{"args": [1]}]},
+     {"inputs": ["a"], "outputs": []}, {"test": "assert f() == 1"},
+     {"entry_point": "f", "test": "def check(:"}, {"cases": [{"args": [1], "expected": 2}]}],
     ids=str,
 )  # fmt: skip
 def test_bad_tasks_are_named(raw: Any) -> None:
@@ -144,7 +138,7 @@ def test_bad_tasks_are_named(raw: Any) -> None:
 
 
 def test_no_sandbox_means_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Without bubblewrap, or with one that does not work, the verifier refuses at start-up."""
+    """The verifier refuses to start without a working bubblewrap."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RewardError, match="bubblewrap"):
         sandbox.find_sandbox.__wrapped__()

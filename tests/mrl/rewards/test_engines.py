@@ -1,4 +1,4 @@
-"""Servers that a run starts for its judges: kept, started again, and never left behind."""
+"""Servers that a run starts for its judges: supervised, restarted, and never left behind."""
 
 import contextlib
 import dataclasses
@@ -35,12 +35,11 @@ class Healthy(http.server.BaseHTTPRequestHandler):
 subprocess.Popen(["sleep", "1000"])
 socketserver.UnixStreamServer(sys.argv[1], Healthy).serve_forever()
 """
-"""With a process of its own, as vLLM's have."""
+"""It has a child process, as vLLM's servers do."""
 
 
 @contextlib.contextmanager
-def supervised(folder: Path, program: str, **more: Any) -> Iterator[ServerSupervisor]:
-    """A supervisor of a small server."""
+def supervised(folder: Path, program: str, **changes: Any) -> Iterator[ServerSupervisor]:
     at = Path(engines._socket_folder()) / "server"
     job = ServerJob(
         name="judge",
@@ -51,7 +50,7 @@ def supervised(folder: Path, program: str, **more: Any) -> Iterator[ServerSuperv
         restarts=1,
         start_deadline_seconds=60.0,
     )
-    supervisor = ServerSupervisor(dataclasses.replace(job, **more))
+    supervisor = ServerSupervisor(dataclasses.replace(job, **changes))
     try:
         yield supervisor
     finally:
@@ -60,9 +59,8 @@ def supervised(folder: Path, program: str, **more: Any) -> Iterator[ServerSuperv
 
 
 def server() -> psutil.Process:
-    """The one that runs now."""
-    (found,) = (p for p in psutil.Process().children() if "socketserver" in " ".join(p.cmdline()))
-    return found
+    (process,) = (p for p in psutil.Process().children() if "socketserver" in " ".join(p.cmdline()))
+    return process
 
 
 def until(happened: Callable[[], Any]) -> None:
@@ -114,7 +112,8 @@ def test_sockets_of_a_server_have_a_folder_whose_name_is_short(monkeypatch, tmp_
 
 def test_a_server_does_not_outlive_the_process_that_supervises_it(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from tests.mrl.rewards.test_engines import SERVER, supervised\n"
+        "import sys; from pathlib import Path; from tests.mrl.rewards.test_engines import SERVER, "
+        "supervised\n"
         "with supervised(Path(sys.argv[1]), SERVER) as one: one.ready(); print(flush=True); sys.stdin.read()"
     )
     words = [sys.executable, "-c", program, str(tmp_path)]
@@ -136,10 +135,10 @@ def test_a_server_does_not_outlive_the_process_that_supervises_it(tmp_path: Path
 )
 def test_a_server_that_does_not_come_up_is_given_up_with_its_own_words(tmp_path, program, words) -> None:
     deadline = 60.0 if "raise" in program else 1.0
-    said = f"^judge: no answer.*{words}; its log is {tmp_path}"
+    message = f"^judge: no answer.*{words}; its log is {tmp_path}"
     with (
         supervised(tmp_path, program, start_deadline_seconds=deadline) as supervisor,
-        pytest.raises(ConfigError, match=said),
+        pytest.raises(ConfigError, match=message),
     ):
         supervisor.ready()
 
@@ -154,7 +153,7 @@ def test_a_server_that_ends_too_often_is_given_up(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def short_folder() -> Iterator[Path]:
-    """Where a socket's path is short enough."""
+    """Yield a folder whose path is short enough for a socket."""
     folder = engines._socket_folder()
     try:
         yield Path(folder)
@@ -163,27 +162,27 @@ def short_folder() -> Iterator[Path]:
 
 
 def addressed(socket: Path, folder: Path) -> RewardSection:
-    """As the driver hands it to reward workers once the engine is up."""
+    """Return the section that the driver gives reward workers once the engine is up."""
     (folder / "tokenizer.json").write_text("{}")
     engines = {"judge": {"model": str(folder)}}
     server = ServerSection(tries=1)
     made = RewardSection(
         kind="llm", engine="judge", engines=engines, server=server, retries=0, deadline_seconds=60.0
     )
-    told = {"path": "http://engine/v1", "server": server.model_copy(update={"tokenizer": str(folder)})}
-    return made.model_copy(update=told).served_by(Served(str(socket), "judge"))
+    changes = {"path": "http://engine/v1", "server": server.model_copy(update={"tokenizer": str(folder)})}
+    return made.model_copy(update=changes).served_by(Served(str(socket), "judge"))
 
 
 def test_samples_wait_for_a_server_of_the_run_that_is_away(make_pair: Any, tmp_path: Path) -> None:
-    """With one try: what refuses a connection is waited for, within the sample's deadline."""
+    """Even with one try, a sample waits for refused connections until its deadline."""
     with short_folder() as folder, RewardPool(addressed(folder / "server", tmp_path)) as pool:
         pool.submit_all([make_pair(n, str(n), "12") for n in (11, 12)])
         assert not pool.collect(1.5), "nothing was scored while nobody answered"
         with judge_server(at=str(folder / "server")):
-            found, deadline = {}, time.monotonic() + 60.0
-            while len(found) < 2 and time.monotonic() < deadline:
-                found |= pool.collect(1.0)
-    assert {name: verdict.value for name, verdict in found.items()} == {"11.0": 0.0, "12.0": 1.0}
+            verdicts, deadline = {}, time.monotonic() + 60.0
+            while len(verdicts) < 2 and time.monotonic() < deadline:
+                verdicts |= pool.collect(1.0)
+    assert {name: verdict.value for name, verdict in verdicts.items()} == {"11.0": 0.0, "12.0": 1.0}
 
 
 def test_a_run_ends_when_its_engine_is_gone_for_good(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The reward of an episode is what its environment gave, at the turns' last tokens; where there is none, there is no reward."""
+"""An episode's reward is its environment's, at the last token of each turn; without one there is none."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SECTION = RewardSection.model_validate({"kind": "environment"})
 
 
 def episode(*turns: tuple[int, int, float | None], ended_by: str = "env_done", **fields: Any) -> Sample:
-    told = tuple(Turn(start, end, "words", reward=reward, seconds=0.25) for start, end, reward in turns)
-    return make_sample(length=turns[-1][1], transcript=Transcript(told, ended_by=ended_by), **fields)
+    recorded = tuple(Turn(start, end, "words", reward=reward, seconds=0.25) for start, end, reward in turns)
+    return make_sample(length=turns[-1][1], transcript=Transcript(recorded, ended_by=ended_by), **fields)
 
 
 def test_turns_rewards_stand_on_their_last_tokens() -> None:

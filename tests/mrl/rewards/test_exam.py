@@ -1,4 +1,4 @@
-"""Exams: what crosses between a test and the candidate, and what a value can do to the process that reads it."""
+"""Test runs: the exchange between test and candidate, and the harm that a returned value can do."""
 
 from typing import Any
 
@@ -36,15 +36,18 @@ ROWS = "def f(x):\n    return [[1]]"
 NESTED = "def f(x):\n    v = []\n    for _ in range(90): v = [v]\n    return v"
 HEAVY = {
     "a power": (HUGE, "assert 3 ** candidate(1) % 7 == 1", "time limit: "),
-    "hidden": (HUGE, "try:\n        assert sum(range(candidate(1)))\n    except BaseException: pass", "time limit: "),
+    "hidden": (HUGE, "try:\n        assert sum(range(candidate(1)))\n    except BaseException: pass",
+        "time limit: "),
     "that much text": (HUGE, "assert ' ' * (candidate(1) % 2**40 + 2**33)", "memory limit: in the test"),
     "digits": (HUGE, "assert str(candidate(1)) == '1'", "wrong: the test ended with ValueError"),
     "float": (HUGE, "assert float(candidate(1)) == 1.0", "wrong: the test ended with OverflowError"),
     "elements": (ROWS, "assert set(candidate(1)) == {1}", "wrong: the test ended with TypeError"),
-    "deeper": (NESTED, "v = candidate(1)\n    for _ in range(20): v = [v]\n    candidate(v)", "wrong: the test ended with ValueError"),
-    "a crash": (ROWS, "import os\n    candidate(1)\n    os.kill(os.getpid(), 11)", "wrong: the test of what was returned ended its process with status -11"),
+    "deeper": (NESTED, "v = candidate(1)\n    for _ in range(20): v = [v]\n    candidate(v)",
+        "wrong: the test ended with ValueError"),
+    "a crash": (ROWS, "import os\n    candidate(1)\n    os.kill(os.getpid(), 11)",
+        "wrong: the test of what was returned ended its process with status -11"),
 }  # fmt: skip
-"""What a trusted test does with a plain value, and what is said of the program."""
+"""A trusted test's use of a plain value, and the reason that the program gets."""
 
 
 @pytest.mark.parametrize("name", HEAVY)
@@ -57,8 +60,8 @@ def test_what_a_test_does_with_a_value_is_the_programs(name: str) -> None:
 
 
 def test_a_test_that_outruns_its_observer_ends_by_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine the process may use its processor time up before the observer looks at it."""
-    monkeypatch.setattr(OwnTimeClock, "look", lambda own: True)
+    """On a busy machine the processor time may run out before the observer looks."""
+    monkeypatch.setattr(OwnTimeClock, "look", lambda clock: True)
     program, body, _ = HEAVY["a power"]
     verdict = verify_program(program, asserts(body), CodeRules(seconds=1.0, cpu_seconds=1.0))
     assert (verdict.value, verdict.reason) == (0.0, "time limit: CPU time of the test of what was returned")
@@ -84,7 +87,8 @@ def test_a_task_that_cannot_be_judged_is_no_verdict(body: str) -> None:
 @pytest.mark.parametrize(
     ("program", "body"),
     [
-        ("def f(x):\n    return {frozenset({x})}", "assert {hash(s) for s in candidate(1)} == {hash(frozenset({1}))}"),
+        ("def f(x):\n    return {frozenset({x})}",
+         "assert {hash(s) for s in candidate(1)} == {hash(frozenset({1}))}"),
         ("import collections\nf = collections.Counter", "assert candidate('aa') == {'a': 2}"),
         ("def f(x):\n    return {7 ** 9000}", "assert 7 ** 9000 in candidate(1)"),
         ("def f(x):\n    return x / 3", "import numpy\n    assert numpy.isclose(candidate(1), 1 / 3)"),
@@ -102,7 +106,7 @@ def test_a_signature_without_a_body_is_context() -> None:
 
 @pytest.mark.parametrize("count", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_generated_programs_in_the_sandbox(count: int) -> None:
-    """A few of every generator, as they are run: the rest of each is above, without a boundary."""
+    """A few cases of every generator; the tests above run the others without a sandbox."""
     for generator in GENERATORS.values():
         for case in take(generator, count, seed=1):
             task = parse_task(case.ground_truth, place="generated")
@@ -126,19 +130,17 @@ def f(x):
     [
         "{'raised': 'E', 'bases': 5}",
         "{'raised': 'E', 'bases': [['StopIteration'], 'StopIteration'], 'text': {}}",
-        "{'raised': ['ValueError'], 'bases': ['Exception', 'BaseException']}",
-        "{'value': {'d': 5}}",
-        "{}",
+        "{'raised': ['ValueError'], 'bases': ['Exception', 'BaseException']}", "{'value': {'d': 5}}", "{}",
     ],
-)
+)  # fmt: skip
 def test_a_forged_answer_is_no_exception_of_the_test(answer: str) -> None:
-    """The candidate has the runner to itself: what it sends as raised is no more than data."""
+    """The candidate controls the runner, so an exception that it reports is only data."""
     body = "got = list(map(candidate, [1, 2]))\n    assert got in ([], [1])"
     assert verify_program(FORGED.replace("{answer}", answer), asserts(body), PATIENT).value == 0.0
 
 
 class Gone:
-    """A candidate that ends at its first call."""
+    """Ends at its first call."""
 
     def call(self, question: dict[str, Any]) -> dict[str, Any]:
         raise CandidateEnded(Outcome.FORBIDDEN, "at the first call")

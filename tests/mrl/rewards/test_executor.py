@@ -1,4 +1,4 @@
-"""Work in a child that is killed: every way of not answering, and the next request is served all the same."""
+"""Work in a forked child that is killed: after every failure the next request is served."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def work(request: Any) -> bytes:
 
 @pytest.fixture
 def executor() -> Iterator[ForkedExecutor]:
-    """With 2 GiB beyond what the tests' own process, and so its fork, has mapped already."""
+    """An executor with 2 GiB beyond the memory that this process, and so its fork, has mapped."""
     made = ForkedExecutor(work, memory_bytes=psutil.Process().memory_info().vms + 2 * 2**30)
     yield made
     made.close()
@@ -54,19 +54,15 @@ def executor() -> Iterator[ForkedExecutor]:
 @pytest.mark.parametrize(
     ("request_", "deadline", "answer", "says"),
     [
-        ("spin", 0.3, "limit", "time limit"),
-        ("one long call", 0.3, "limit", "time limit"),
-        ("ignore", 0.3, "limit", "time limit"),
-        ("sleep", 0.3, "limit", "time limit"),
-        ("too much", 5.0, "limit", "announces 9000000 bytes"),
-        ("allocate", 5.0, "limit", "memory limit"),
-        ("killed", 5.0, "failed", "status -9"),
-        ("exit", 5.0, "failed", "status 0"),
+        ("spin", 0.3, "limit", "time limit"), ("one long call", 0.3, "limit", "time limit"),
+        ("ignore", 0.3, "limit", "time limit"), ("sleep", 0.3, "limit", "time limit"),
+        ("too much", 5.0, "limit", "announces 9000000 bytes"), ("allocate", 5.0, "limit", "memory limit"),
+        ("killed", 5.0, "failed", "status -9"), ("exit", 5.0, "failed", "status 0"),
         ("raise", 5.0, "failed", "status"),
     ],
-)
+)  # fmt: skip
 def test_a_request_that_does_not_answer(executor, request_, deadline, answer, says) -> None:
-    """A busy machine may give the child no processor at all; such a request is tried again, as the pool does."""
+    """A busy machine may starve the child; the request is then retried, as the pool does."""
     reply = next(
         reply
         for reply in (executor.run(request_, deadline_seconds=deadline) for _ in range(20))

@@ -18,8 +18,9 @@ def test_a_response_in_shape() -> None:
         "", "\\boxed{4}", "<think></think><answer>\\boxed{4}</answer>", "<think>a</think><answer></answer>",
         "<answer>\\boxed{4}</answer><think>a</think>", "<think>a<answer>\\boxed{4}</answer></think>",
         "<think>a</think><think>b</think><answer>\\boxed{4}</answer>", "<think>a</think><answer>4</answer>",
-        "<think>a</think><answer>\\boxed{4} \\boxed{5}</answer>", "<think>\\boxed{4}</think><answer>see above</answer>",
-        "</think>a<think><answer>\\boxed{4}</answer>", "<think>a</think><answer>\\boxed{4}",
+        "<think>a</think><answer>\\boxed{4} \\boxed{5}</answer>",
+        "<think>\\boxed{4}</think><answer>see above</answer>", "</think>a<think><answer>\\boxed{4}</answer>",
+        "<think>a</think><answer>\\boxed{4}",
     ],
 )  # fmt: skip
 def test_tricks_earn_nothing(response: str) -> None:

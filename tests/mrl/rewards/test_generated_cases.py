@@ -1,4 +1,4 @@
-"""Generated cases of the verifiers that read text: none is misjudged."""
+"""Text verifiers misjudge no generated case."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the judges that data sets come from give a program is there here too: one that passes there passes here."""
+"""Programs that pass the data sets' own judges pass here too."""
 
 import json
 import os
@@ -33,13 +33,17 @@ RIGHT: dict[str, tuple[dict[str, Any], str]] = {
     "exit": (READS, "n = int(input())\nif n == 0:\n    print('none')\n    exit()\nprint(n)"),
     "quit": (READS, "n = int(input())\nif n == 0:\n    print('none')\n    quit(0)\nprint(n)"),
     "others of site": (ADD, "print(credits, copyright, license, help)\ndef add(a, b):\n    return a + b"),
-    "arguments of the command line": (READS, "import sys\nassert sys.argv[1:] == [] and __file__\nprint(int(input()) or 'none')"),
+    "arguments of the command line": (READS,
+        "import sys\nassert sys.argv[1:] == [] and __file__\nprint(int(input()) or 'none')"),
     "its own main module": (READS, "import __main__\nx = 2\nprint(int(input()) and __main__.x or 'none')"),
-    "standard streams as files": (READS, "n = int(open('/dev/stdin').read())\nopen('/dev/stdout', 'w').write(str(n or 'none'))"),
+    "standard streams as files": (READS,
+        "n = int(open('/dev/stdin').read())\nopen('/dev/stdout', 'w').write(str(n or 'none'))"),
     "its own classes as pickles": (
         READS, "import pickle\nclass C: pass\npickle.loads(pickle.dumps(C()))\nprint(int(input()) or 'none')",
     ),
-    "recursion in a thread": (DEEP, "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(2**27)\ndef f(n): return n and 1 + f(n - 1)\nprint(f(int(input())))"),
+    "recursion in a thread": (DEEP,
+        "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(2**27)\n"
+        "def f(n): return n and 1 + f(n - 1)\nprint(f(int(input())))"),
     "many digits": ({"inputs": ["20000"], "outputs": ["1" + "0" * 20_000]}, "print(10 ** int(input()))"),
     "reads many digits": ({"inputs": ["7" * 9000], "outputs": ["1"]}, "print(int(input()) % 2)"),
     "recursion": (DEEP, "def f(n): return n and 1 + f(n - 1)\nprint(f(int(input())))"),
@@ -47,46 +51,63 @@ RIGHT: dict[str, tuple[dict[str, Any], str]] = {
     "recursion through built-ins": (DEEP_CALL, "def f(n): return n and 1 + max(f(m) for m in [n - 1])"),
     "recursion in an operator": (
         DEEP_CALL,
-        "class C:\n    def __init__(self, n): self.n = n\n    def __add__(self, x): return x if not self.n else C(self.n - 1) + (x + 1)\n"
+        "class C:\n    def __init__(self, n): self.n = n\n"
+        "    def __add__(self, x): return x if not self.n else C(self.n - 1) + (x + 1)\n"
         "def f(n): return C(n) + 0",
     ),
-    "own recursion limit": (DEEP, "import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)\nprint(f(int(input())))"),
-    "annotation without an import": ({"fn_name": "total", "inputs": [[[1, 2]]], "outputs": [3]}, "def total(xs: List[int]) -> Optional[int]:\n    return sum(xs)"),
+    "own recursion limit": (DEEP,
+        "import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)\n"
+        "print(f(int(input())))"),
+    "annotation without an import": ({"fn_name": "total", "inputs": [[[1, 2]]], "outputs": [3]},
+        "def total(xs: List[int]) -> Optional[int]:\n    return sum(xs)"),
     "names of the standard library": (
         ADD,
-        "def add(a, b):\n    h = []\n    heappush(h, -a), heappush(h, b)\n    assert Counter('aa')['a'] == gcd(2, 4) == 2 and deque([1]) and inf > 3\n"
-        "    assert list(accumulate([1, 1])) == [1, 2] and bisect_left([1], 2) == 1 and ascii_lowercase[0] == 'a'\n"
-        "    assert math.sqrt(4) == sqrt(4) and collections.defaultdict(int)[0] == 0 and re.match('a', 'a') and copy.deepcopy([1])\n"
-        "    return reduce(lambda x, y: x + y, [a, b])",
+        "def add(a, b):\n    h = []\n    heappush(h, -a), heappush(h, b)\n"
+        "    assert Counter('aa')['a'] == gcd(2, 4) == 2 and deque([1]) and inf > 3\n"
+        "    assert list(accumulate([1, 1])) == [1, 2] and bisect_left([1], 2) == 1 and ascii_lowercase[0] "
+        "== 'a'\n    assert math.sqrt(4) == sqrt(4) and collections.defaultdict(int)[0] == 0"
+        " and re.match('a', 'a') and copy.deepcopy([1])\n    return reduce(lambda x, y: x + y, [a, b])",
     ),
-    "a name of the library that it defines": (ADD, "def gcd(a, b): return a + b\ndef add(a, b): return gcd(a, b)"),
+    "a name of the library that it defines": (ADD,
+        "def gcd(a, b): return a + b\ndef add(a, b): return gcd(a, b)"),
     "standard input by a name of the library": (READS, "print(int(stdin.readline()) or 'none')"),
     "class Solution": (ADD, SOLUTION),
-    "class Solution beside a helper": (ADD, "def add(x): return x\n" + SOLUTION.replace("a + b", "add(a) + add(b)")),
-    "a new Solution for each case": (ADD, "class Solution:\n    def __init__(self): self.seen = 0\n    def add(self, a, b):\n        self.seen += 1\n        return a + b if self.seen == 1 else 0"),
+    "class Solution beside a helper": (ADD,
+        "def add(x): return x\n" + SOLUTION.replace("a + b", "add(a) + add(b)")),
+    "a new Solution for each case": (ADD,
+        "class Solution:\n    def __init__(self): self.seen = 0\n    def add(self, a, b):\n"
+        "        self.seen += 1\n        return a + b if self.seen == 1 else 0"),
     "class Solution, asserts": ({"entry_point": "Solution().add", "test": CHECK}, SOLUTION),
     "class Solution behind its starter code": (
-        {"entry_point": "Solution.add", "test": CHECK, "prompt": "class Solution:\n    def add(self, a: int, b: int) -> int:\n        "},
+        {"entry_point": "Solution.add", "test": CHECK,
+         "prompt": "class Solution:\n    def add(self, a: int, b: int) -> int:\n        "},
         SOLUTION,
     ),
-    "a body behind its starter code": ({"entry_point": "add", "test": CHECK, "prompt": "def add(a, b):\n"}, "    return a + b"),
+    "a body behind its starter code": ({"entry_point": "add", "test": CHECK, "prompt": "def add(a, b):\n"},
+        "    return a + b"),
     "values in lists of one": (IN_ONES, "def add(a, b):\n    return a + b"),
     "a list of one where it is returned": (IN_ONES, "def add(a, b):\n    return (a + b,)"),
     "arguments as JSON lines": (AS_TEXT, SOLUTION),
     "lists as JSON lines": (LISTS, "def f(xs, x): return xs + [x]"),
-    "texts that are no JSON": ({"fn_name": "f", "inputs": ["ab", "1"], "outputs": ["ba", "1"]}, "def f(x): return x[::-1]"),
-    "integer keys": ({"fn_name": "f", "inputs": [[{"1": 2, "-3": 4}]], "outputs": [[4]]}, "def f(d): return d[-3]"),
+    "texts that are no JSON": ({"fn_name": "f", "inputs": ["ab", "1"], "outputs": ["ba", "1"]},
+        "def f(x): return x[::-1]"),
+    "integer keys": ({"fn_name": "f", "inputs": [[{"1": 2, "-3": 4}]], "outputs": [[4]]},
+        "def f(d): return d[-3]"),
     "rounded output": ({"inputs": ["3\n"], "outputs": ["0.333333333\n"]}, "print(1 / int(input()))"),
-    "tolerance of a stdin task": ({"inputs": ["3"], "outputs": ["0.3333"], "tolerance": 1e-3}, "print(round(1 / int(input()), 5))"),
+    "tolerance of a stdin task": ({"inputs": ["3"], "outputs": ["0.3333"], "tolerance": 1e-3},
+        "print(round(1 / int(input()), 5))"),
 }  # fmt: skip
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "exit with a status": (READS, "print(int(input()) or 'none')\nexit(1)"),
     "a name that nothing has": (ADD, "def add(a, b): return a + b + nothing_has_it"),
     "another value in a list of one": (IN_ONES, "def add(a, b): return [a, b]"),
-    "an inner value where only some are lists of one": (ADD | {"outputs": [[3], 7]}, "def add(a, b): return a + b"),
-    "an inner value of our own form": ({"entry_point": "f", "cases": [{"args": [1], "expected": [1]}]}, "def f(x): return x"),
-    "an inner value of JSON lines": (LISTS | {"outputs": ["[1]", "[2]"], "inputs": ["1\n1", "2\n2"]}, "def f(x, y): return x"),
+    "an inner value where only some are lists of one": (ADD | {"outputs": [[3], 7]},
+        "def add(a, b): return a + b"),
+    "an inner value of our own form": ({"entry_point": "f", "cases": [{"args": [1], "expected": [1]}]},
+        "def f(x): return x"),
+    "an inner value of JSON lines": (LISTS | {"outputs": ["[1]", "[2]"], "inputs": ["1\n1", "2\n2"]},
+        "def f(x, y): return x"),
     "JSON lines as text": (AS_TEXT, "def add(a, b=''): return '3' if a == '1\\n2' else '7'"),
     "another method": (ADD, SOLUTION.replace("def add", "def sub")),
     "beyond the tolerance": ({"inputs": ["3"], "outputs": ["0.3333"], "tolerance": 1e-3}, "print(0.335)"),
@@ -97,9 +118,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 def value(raw: dict[str, Any], program: str) -> tuple[float | None, str]:
     task = parse_task(json.dumps(raw), place="x")
-    found = program_in(f"```python\n{program}\n```", task)
-    assert found is not None
-    verdict = verify_program(found, task, PATIENT)
+    extracted = program_in(f"```python\n{program}\n```", task)
+    assert extracted is not None
+    verdict = verify_program(extracted, task, PATIENT)
     return verdict.value, verdict.reason
 
 
@@ -124,7 +145,7 @@ print(f(2000))
 
 
 def test_calls_through_c_nest_in_this_interpreter_too() -> None:
-    """The sandbox may have another one, where its user cannot read this one's folder."""
+    """The sandbox may use another interpreter if its user cannot read this one's folder."""
     program = NESTED.format(folder=str(Path(runner.__file__).parent))
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     done = subprocess.run([python, "-I", "-c", program], capture_output=True, text=True, timeout=120)

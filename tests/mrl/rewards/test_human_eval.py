@@ -1,4 +1,4 @@
-"""HumanEval: every canonical solution is accepted, and honest wrong programs are not."""
+"""HumanEval: every canonical solution is accepted, and honest incorrect programs are not."""
 
 import ast
 import json
@@ -28,17 +28,20 @@ def rows() -> list[dict[str, Any]]:
 
 
 def body(name: str, row: dict[str, Any]) -> str:
-    """An honest wrong program of one kind."""
+    """Return an honest incorrect program of one kind."""
     if name == "empty body":
         return "    pass\n"
     if name == "constant":
         return "    return 0\n"
     call, value = first_example(row)
-    return f"    if __import__('json').dumps(list(locals().values()), default=str) == {call!r}:\n        return {value!r}\n"
+    return (
+        f"    if __import__('json').dumps(list(locals().values()), default=str) == {call!r}:\n"
+        f"        return {value!r}\n"
+    )
 
 
 def first_example(row: dict[str, Any]) -> tuple[str, Any]:
-    """The first assert `candidate(args) == value` of the test with plain values."""
+    """Return the first assert `candidate(args) == value` of the test with plain values."""
     for node in ast.walk(ast.parse(row["test"])):
         if not isinstance(node, ast.Compare) or not isinstance(node.left, ast.Call):
             continue

@@ -1,4 +1,4 @@
-"""Rows in IFEval's and RLVR-IFeval's words are scored by the checks they mean."""
+"""Rows in the vocabulary of IFEval and RLVR-IFeval use the matching checks."""
 
 import json
 from typing import Any
@@ -13,11 +13,14 @@ TALL = "Some WORDS are TALL."
 
 IFEVAL: dict[str, tuple[dict[str, Any], str, str]] = {
     "keywords:existence": ({"keywords": ["fox", "den"]}, "A fox in a den.", "A fox."),
-    "keywords:frequency": ({"keyword": "red fox", "frequency": 2, "relation": "at least"}, "Red fox, red fox!", "A red fox."),
+    "keywords:frequency": ({"keyword": "red fox", "frequency": 2, "relation": "at least"},
+        "Red fox, red fox!", "A red fox."),
     "keywords:forbidden_words": ({"forbidden_words": ["fox"]}, "A foxy cat.", "A fox."),
-    "keywords:letter_frequency": ({"letter": "q", "let_frequency": 2, "let_relation": "less than"}, "Quiet.", "Quiet queen."),
+    "keywords:letter_frequency": ({"letter": "q", "let_frequency": 2, "let_relation": "less than"}, "Quiet.",
+        "Quiet queen."),
     "language:response_language": ({"language": "ta"}, "\u0bb5\u0ba3\u0b95\u0bcd\u0b95\u0bae\u0bcd", "hello"),
-    "length_constraints:number_sentences": ({"num_sentences": 2, "relation": "less than"}, "One.", "One. Two."),
+    "length_constraints:number_sentences": ({"num_sentences": 2, "relation": "less than"}, "One.",
+        "One. Two."),
     "length_constraints:number_paragraphs": ({"num_paragraphs": 2}, "a\n\nb\n***\nc", "a\n\nb"),
     "length_constraints:number_words": ({"num_words": 3, "relation": "at least"}, "one two three", "one two"),
     "length_constraints:nth_paragraph_first_word": (
@@ -28,14 +31,16 @@ IFEVAL: dict[str, tuple[dict[str, Any], str, str]] = {
     "detectable_format:number_bullet_lists": ({"num_bullets": 2}, "* a\n* b", "* a\n* b\n* c"),
     "detectable_format:constrained_response": ({}, "My answer is no.", "no."),
     "detectable_format:number_highlighted_sections": ({"num_highlights": 1}, "*a* and *b*", "a"),
-    "detectable_format:multiple_sections": ({"section_spliter": "Section", "num_sections": 2}, "SECTION 1\na\nSection 2\nb", "Section 1\na"),
+    "detectable_format:multiple_sections": ({"section_spliter": "Section", "num_sections": 2},
+        "SECTION 1\na\nSection 2\nb", "Section 1\na"),
     "detectable_format:json_format": ({}, '{"a": 1}', "a: 1"),
     "detectable_format:title": ({}, "<<Foxes>>\ntext", "Foxes"),
     "combination:two_responses": ({}, "a\n******\nb", "a\n******\na"),
     "combination:repeat_prompt": ({"prompt_to_repeat": "Say it."}, "say it. I do.", "I do. Say it."),
     "startend:end_checker": ({"end_phrase": "Any questions?"}, '"So. any questions?"', "Any questions? No."),
     "startend:quotation": ({}, '"all"', 'all "of it"'),
-    "change_case:capital_word_frequency": ({"capital_frequency": 2, "capital_relation": "at least"}, TALL, "Some words."),
+    "change_case:capital_word_frequency": ({"capital_frequency": 2, "capital_relation": "at least"}, TALL,
+        "Some words."),
     "change_case:english_capital": ({}, "ALL", "All"),
     "change_case:english_lowercase": ({}, "all", "All"),
     "punctuation:no_comma": ({}, "a b", "a, b"),
@@ -77,7 +82,7 @@ def test_every_name_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", IFEVAL)
 def test_an_instruction_of_ifeval(name: str) -> None:
-    """A parquet file gives each row every instruction's arguments, null where they are another one's."""
+    """A parquet row has every instruction's arguments; those of other instructions are null."""
     arguments, good, bad = IFEVAL[name]
     everything = dict.fromkeys([key for other, _, _ in IFEVAL.values() for key in other])
     raw = {"instruction_id_list": [name], "kwargs": [everything | arguments]}
@@ -104,10 +109,11 @@ def test_a_row_has_one_check_for_each_instruction() -> None:
 
 
 def test_instructions_that_go_together_can_be_followed_together() -> None:
-    """IFEval asks for small letters and a closing phrase with a capital, and for quotation marks around both."""
+    """IFEval combines lower case with a capitalised closing phrase, and quotes around both."""
     raw = {
-        "instruction_id_list": ["change_case:english_lowercase", "startend:end_checker",
-            "startend:quotation"],
+        "instruction_id_list": [
+            "change_case:english_lowercase", "startend:end_checker", "startend:quotation",
+        ],
         "kwargs": [{}, {"end_phrase": "Is there anything else?"}, {}],
     }  # fmt: skip
     assert (
@@ -118,14 +124,17 @@ def test_instructions_that_go_together_can_be_followed_together() -> None:
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        ({"instruction_id_list": ["count:words", "copy:all"], "kwargs": [{}, {}]}, "implements copy:all, count:words"),
+        ({"instruction_id_list": ["count:words", "copy:all"], "kwargs": [{}, {}]},
+         "implements copy:all, count:words"),
         ({"instruction_id_list": ["punctuation:no_comma"], "kwargs": []}, "lists of equal length"),
         ({"instruction_id_list": ["punctuation:no_comma"]}, "lists of equal length"),
         ({"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{"count": 3}]}, r"not \['count'\]"),
         ({"instruction_id_list": ["startend:end_checker"], "kwargs": [{}]}, r"missing \['phrase'\]"),
-        ({"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "de"}]}, "language 'de'"),
+        ({"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "de"}]},
+         "language 'de'"),
         ({"func_name": "verify_everything"}, "implements verify_everything"),
-        ({"func_name": "validate_word_constraint", "N": 3, "quantifier": "nearly"}, r"invalid type or value: \['relation'\]"),
+        ({"func_name": "validate_word_constraint", "N": 3, "quantifier": "nearly"},
+         r"invalid type or value: \['relation'\]"),
         ({"func_name": "validate_word_constraint", "N": 0, "quantifier": "less than"}, r"value: \['count'\]"),
     ],
 )  # fmt: skip

@@ -95,9 +95,11 @@ def test_checks_are_linear(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "seen"),
     [
-        ("a<b and c>d", "a<b and c>d"), ("<<b>>", "<<b>>"), ("snake_case_name", "snake_case_name"), ("2 * 3 * 4", "2 * 3 * 4"),
-        ("* * *", "* * *"), ("**Bold *it* more**", "Bold it more"), ("- *item*", "- item"), ("u\u0308ber", "\u00fcber"),
-        ("\u043f\u0440\u0438\u0432\u0435\u0442 \u0430", "\u043f\u0440\u0438\u0432\u0435\u0442 \u0430"), ("\ufdfa", "\ufdfa"),
+        ("a<b and c>d", "a<b and c>d"), ("<<b>>", "<<b>>"), ("snake_case_name", "snake_case_name"),
+        ("2 * 3 * 4", "2 * 3 * 4"), ("* * *", "* * *"), ("**Bold *it* more**", "Bold it more"),
+        ("- *item*", "- item"), ("u\u0308ber", "\u00fcber"),
+        ("\u043f\u0440\u0438\u0432\u0435\u0442 \u0430", "\u043f\u0440\u0438\u0432\u0435\u0442 \u0430"),
+        ("\ufdfa", "\ufdfa"),
     ],
 )  # fmt: skip
 def test_what_is_seen_of_a_text(text: str, seen: str) -> None:
@@ -123,8 +125,9 @@ def test_checks_may_be_json_text() -> None:
     "raw",
     [
         "no_commas", "[{", [], [{"name": "no_commas"}], [{"check": "no_comma"}], [{"check": "num_words"}],
-        [{"check": "num_words", "relation": "about", "count": 3}], [{"check": "num_words", "relation": "exactly", "count": "3"}],
-        [{"check": "no_commas", "count": 3}], [{"check": "contains_words", "words": "cat"}], [{"check": "starts_with", "phrase": ""}],
+        [{"check": "num_words", "relation": "about", "count": 3}],
+        [{"check": "num_words", "relation": "exactly", "count": "3"}], [{"check": "no_commas", "count": 3}],
+        [{"check": "contains_words", "words": "cat"}], [{"check": "starts_with", "phrase": ""}],
     ],
     ids=str,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a judge has answered in a run, counted and kept."""
+"""A judge's verdicts in a run are counted and cached."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from mrl.rewards.reward_part import ServerSection
 
 
 def test_a_long_run_s_answers_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest are known, now and in a resumed run; all are counted."""
+    """The newest stay cached, also in a resumed run; all are counted."""
     monkeypatch.setattr(judge_cache, "MAX_CACHED_VERDICTS", 10)
     long = JudgeCache(tmp_path, "judge")
     for number in range(100):
         long.record(3, str(number), number / 99)
     for known in (long, JudgeCache(tmp_path, "judge")):
         assert (known.calls, known.tokens) == (100, 300)
-        found = [number for number in range(100) if known.find(str(number)) == number / 99]
-        assert len(found) in range(5, 11) and found == list(range(found[0], 100))
+        kept = [number for number in range(100) if known.find(str(number)) == number / 99]
+        assert len(kept) in range(5, 11) and kept == list(range(kept[0], 100))
 
 
 NO_MATTER = {"tries", "max_calls", "api_key_env"}
-"""Rules that no verdict depends on."""
+"""Rules that do not affect verdicts."""
 BY_CONTENTS = {"template", "tokenizer"}
 
 
 def test_a_judge_is_known_by_all_that_decides_its_verdicts(tmp_path: Path) -> None:
-    """A new rule is a part of that, or is named above as one that is not."""
+    """A new rule is part of the key, or is listed above as irrelevant to it."""
 
     def judge(**changes: Any) -> str:
         of_server = {name: value for name, value in changes.items() if name in ServerSection.model_fields}

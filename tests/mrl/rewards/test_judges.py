@@ -1,4 +1,4 @@
-"""Models that judge, against a real server process: an outage is never a reward."""
+"""Model judges against a real server process: an outage never becomes a reward."""
 
 import asyncio
 import datetime
@@ -35,8 +35,8 @@ Asked = tuple[str, Callable[[], dict[str, int]], Any]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Asked]:
-    with judge_server() as found:
-        yield found
+    with judge_server() as running:
+        yield running
 
 
 def section(url: str, *, retries: int = 0, deadline: float = 60.0, **rules: Any) -> RewardSection:
@@ -60,8 +60,8 @@ def test_a_judge_is_asked_about_what_is_left_of_a_response(server, make_pair, sc
     }
     pairs = [make_pair(n, text, "12") for n, text in enumerate(responses)]
     with RewardPool(section(url)) as pool:
-        found = score_all(pool, pairs)
-    assert [(v.kind, v.value) for _, v in sorted(found.items())] == list(responses.values())
+        verdicts = score_all(pool, pairs)
+    assert [(v.kind, v.value) for _, v in sorted(verdicts.items())] == list(responses.values())
     assert stats()["calls"] == before + 3, "what says nothing is refused without asking"
     with RewardPool(section(url, verdict="choice")) as pool:
         values = score_all(pool, pairs[:2])
@@ -70,14 +70,14 @@ def test_a_judge_is_asked_about_what_is_left_of_a_response(server, make_pair, sc
 
 
 def test_of_calls_that_fail_none_is_scored(server: Asked, make_pair: Any, score_all: Any) -> None:
-    """A server that never replies takes the whole deadline; no other failure does, however slow the machine is."""
+    """Only a server that never replies takes the whole deadline."""
     url, _, _ = server
     pairs = [(FAILURES[n % 10], make_pair(n, f"12 mode={FAILURES[n % 10]}", "12")) for n in range(100)]
     with RewardPool(section(url)) as pool, RewardPool(section(url, deadline=1.0)) as impatient:
-        found = score_all(pool, [pair for mode, pair in pairs if mode != "silent"])
-        found |= score_all(impatient, [pair for mode, pair in pairs if mode == "silent"])
-        reasons = "".join(v.reason for v in found.values())
-    assert {v.kind for v in found.values()} == {VerdictKind.NO_REWARD}
+        verdicts = score_all(pool, [pair for mode, pair in pairs if mode != "silent"])
+        verdicts |= score_all(impatient, [pair for mode, pair in pairs if mode == "silent"])
+        reasons = "".join(v.reason for v in verdicts.values())
+    assert {v.kind for v in verdicts.values()} == {VerdictKind.NO_REWARD}
     for words in (
         "status 429",
         "status 503",
@@ -92,25 +92,27 @@ def test_of_calls_that_fail_none_is_scored(server: Asked, make_pair: Any, score_
 
 def test_a_busy_server_is_asked_again_and_a_dead_one_never_scores(make_pair: Any, score_all: Any) -> None:
     with judge_server() as (url, stats, process), RewardPool(section(url, tries=3)) as pool:
-        found = score_all(pool, [make_pair(0, "12 mode=busy", "12")])
-        assert "(3 tries)" in found["0.0"].reason and stats()["calls"] == 3
+        verdicts = score_all(pool, [make_pair(0, "12 mode=busy", "12")])
+        assert "(3 tries)" in verdicts["0.0"].reason and stats()["calls"] == 3
         assert score_all(pool, [make_pair(1, "12", "12")])["1.0"].value == 1.0
-        found = score_all(pool, [make_pair(50, "12 mode=later", "12")])
-        assert "asks for a pause of 3600 s" in found["50.0"].reason and stats()["calls"] == 5
+        verdicts = score_all(pool, [make_pair(50, "12 mode=later", "12")])
+        assert "asks for a pause of 3600 s" in verdicts["50.0"].reason and stats()["calls"] == 5
         process.send_signal(signal.SIGKILL)
         process.wait(30)
-        found = score_all(pool, [make_pair(n, "12", "12") for n in range(2, 40)])
-    assert {v.kind for v in found.values()} == {VerdictKind.NO_REWARD}
-    assert "ConnectError" in found["2.0"].reason
+        verdicts = score_all(pool, [make_pair(n, "12", "12") for n in range(2, 40)])
+    assert {v.kind for v in verdicts.values()} == {VerdictKind.NO_REWARD}
+    assert "ConnectError" in verdicts["2.0"].reason
 
 
 def test_a_call_that_is_wrong_is_made_once(make_pair: Any, score_all: Any) -> None:
     with judge_server() as (url, stats, _), RewardPool(section(url, tries=3, retries=2)) as pool:
-        found = score_all(pool, [make_pair(0, "12 mode=too much", "12")])["0.0"]
-        assert found.kind is VerdictKind.NO_REWARD and 'status 400: b\'{"error": "the prompt' in found.reason
+        verdict = score_all(pool, [make_pair(0, "12 mode=too much", "12")])["0.0"]
+        assert (
+            verdict.kind is VerdictKind.NO_REWARD and 'status 400: b\'{"error": "the prompt' in verdict.reason
+        )
         assert stats()["calls"] == 1
-        found = score_all(pool, [make_pair(1, "12 mode=no reply", "12")])["1.0"]
-        assert found.kind is VerdictKind.NO_REWARD and stats()["calls"] == 7, "two replies an attempt"
+        verdict = score_all(pool, [make_pair(1, "12 mode=no reply", "12")])["1.0"]
+        assert verdict.kind is VerdictKind.NO_REWARD and stats()["calls"] == 7, "two replies an attempt"
 
 
 def test_a_resumed_run_asks_nothing_twice_and_keeps_its_budget(
@@ -147,13 +149,9 @@ def test_replies_that_only_look_like_verdicts_are_none() -> None:
     assert read(f"{right}\nno, rather:\nverdict {nonce}: NO") == 0.0
     texts = ["", None, 7, "yes", "Incorrect. The eyes", "VERDICT: yes", "\\boxed{yes}", '{"verdict": "yes"}']
     texts += [
-        f"{right}\nThank you.",
-        f"{right}.",
-        f"{right} or no",
-        f"**{right}**",
-        right.replace("0", "1"),
+        f"{right}\nThank you.", f"{right}.", f"{right} or no", f"**{right}**", right.replace("0", "1"),
         f"> {right}",
-    ]
+    ]  # fmt: skip
     for text in texts:
         with pytest.raises(RewardError, match="not a verdict"):
             read(text)
@@ -218,37 +216,33 @@ def test_a_folder_whose_padding_is_its_end_is_no_reward_model(tmp_path: Path) ->
             ConversationEncoder(str(tmp_path))
 
 
-def save_classifier(folder: Path, tokenizer: Any, **more: Any) -> int:
-    """A classifier's folder as far as conversations need it; its end token."""
+def save_classifier(folder: Path, tokenizer: Any, **fields: Any) -> int:
+    """Write the parts of a classifier's folder that conversations need; return its end token."""
     tokenizer.save_pretrained(folder)
     end = int(tokenizer.eos_token_id)
     config = {
-        "architectures": ["Qwen3ForSequenceClassification"],
-        "model_type": "qwen3",
-        "num_labels": 1,
-        "pad_token_id": end + 1,
-        "eos_token_id": end,
-    }
-    (folder / "config.json").write_text(json.dumps(config | more))
+        "architectures": ["Qwen3ForSequenceClassification"], "model_type": "qwen3", "num_labels": 1,
+        "pad_token_id": end + 1, "eos_token_id": end,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config | fields))
     return end
 
 
 def scored_here(section: RewardSection, pair: Any, folder: str | None = None) -> Verdict:
-    """By the section's only verifier, in this process: what a worker does once its imports are there. What the verifier raises is raised."""
+    """Score with the section's only verifier in this process; let its exceptions pass."""
     (part,), (sample, prompt) = section.all_verifiers(), pair
     kind = reward_kind(part, folder)
-    asked = request_for(sample, prompt, ground_truth=prompt.ground_truth, deadline_seconds=60.0)
-    return asyncio.run(kind.verifier(kind.stages[0]).score(asked))
+    request = request_for(sample, prompt, ground_truth=prompt.ground_truth, deadline_seconds=60.0)
+    return asyncio.run(kind.verifier(kind.stages[0]).score(request))
 
 
 def asking(url: str, server: dict[str, Any]) -> RewardSection:
-    """A reward model at a server."""
     named = {"kind": "reward_model", "path": url, "server": server}
     return RewardSection.model_validate(named | {"retries": 0, "deadline_seconds": 60.0})
 
 
 def scored_by_heads(folder: Path, url: str, heads: int, *, served: int) -> RewardSection:
-    """A reward model whose folder says that it has `heads`, at a server that gives `served` numbers."""
+    """Return a reward model with `heads` in its folder, at a server that returns `served` numbers."""
     tokenizer = chat_tokenizers.qwen()
     labels = {str(head): f"head {head}" for head in range(heads)}
     save_classifier(folder, tokenizer, id2label=labels, num_labels=None)
@@ -259,7 +253,7 @@ def scored_by_heads(folder: Path, url: str, heads: int, *, served: int) -> Rewar
 def test_a_template_writes_the_day_of_the_runs_first_start(
     server: Asked, make_pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was asked before midnight is not asked again after it, and what is asked then has the tokens of the day before."""
+    """After midnight, cached verdicts stay valid and new requests still have the first day's tokens."""
     url, stats, _ = server
     save_classifier(
         tmp_path,
@@ -288,13 +282,13 @@ def test_a_template_writes_the_day_of_the_runs_first_start(
     assert other.value == sum(ConversationEncoder(str(tmp_path), date=first).ids(request)[0]), other.reason
 
 
-@pytest.mark.parametrize(("labels", "said"), [(3, "gives 3 numbers"), (0, "gives 2 numbers")])
+@pytest.mark.parametrize(("labels", "message"), [(3, "gives 3 numbers"), (0, "gives 2 numbers")])
 def test_several_numbers_are_no_reward(
-    labels: int, said: str, server: Asked, make_pair: Any, tmp_path: Path
+    labels: int, message: str, server: Asked, make_pair: Any, tmp_path: Path
 ) -> None:
-    """Without names a folder has two labels, as transformers reads it."""
+    """Without label names transformers assumes two labels."""
     section = scored_by_heads(tmp_path, server[0], labels, served=labels)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         scored_here(section, make_pair(0, "12", None))
 
 
@@ -310,12 +304,12 @@ def test_an_answer_of_several_numbers_is_no_reward(server: Asked, make_pair: Any
 
 
 SCHOOLS = sorted(set(chat_tokenizers.ALL) - {"llama"})
-"""Those whose tokens of a conversation's beginning are the beginning of its tokens."""
+"""Templates for which the tokens of a conversation's beginning are a prefix of its tokens."""
 
 
 @pytest.mark.parametrize("school", [*SCHOOLS, "opening without a template"])
 def test_a_reward_model_is_given_the_tokens_that_it_was_trained_on(school: str, tmp_path: Path) -> None:
-    """Up to the end token, where its score is, whatever the template writes after it; and with the opening token."""
+    """The tokens end with the scored end token, whatever the template appends, and keep the opening one."""
     tokenizer = chat_tokenizers.qwen() if school.startswith("opening") else chat_tokenizers.ALL[school]()
     if school.startswith("opening"):
         start = ("<|im_start|>", tokenizer.convert_tokens_to_ids("<|im_start|>"))

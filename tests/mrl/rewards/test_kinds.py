@@ -1,4 +1,4 @@
-"""A new kind of reward is one file and one entry of the registry: its settings, their page and errors follow."""
+"""A new reward kind is one file and one registry entry; its settings, help and errors follow."""
 
 import json
 import subprocess
@@ -12,17 +12,17 @@ ERRORS: list[tuple[list[str], Any, str]] = [
      "reward.vowels.eech: unknown key (command line (reward.vowels.eech=1)); did you mean 'each'?"),
     (["reward.group=true"], "2", "group = true is not for kind = vowels; plug-ins take whole groups"),
 ]  # fmt: skip
-"""Settings, a row's answer, and what is said of them."""
+"""Settings, a row's answer, and their error."""
 
 
 def test_a_kind_is_one_file_and_one_registration() -> None:
-    """In a process of its own, because the registry is read when the settings are."""
-    asked = [(["reward.vowels.each=2.0"], [["aside", "2"], ["an education", 5], ["sea", "2"]])]
-    asked += [(settings, [["aside", answer]]) for settings, answer, _ in ERRORS]
+    """It runs in a subprocess because the settings read the registry once."""
+    cases = [(["reward.vowels.each=2.0"], [["aside", "2"], ["an education", 5], ["sea", "2"]])]
+    cases += [(settings, [["aside", answer]]) for settings, answer, _ in ERRORS]
     done = subprocess.run(
         [sys.executable, "-c", "from tests.support.vowels import main; main()"],
         input=json.dumps(
-            [[["reward.kind=vowels", "reward.workers=1", *settings], rows] for settings, rows in asked]
+            [[["reward.kind=vowels", "reward.workers=1", *settings], rows] for settings, rows in cases]
         ),
         capture_output=True,
         text=True,
@@ -32,5 +32,5 @@ def test_a_kind_is_one_file_and_one_registration() -> None:
     (verdicts, sentence), *errors = json.loads(done.stdout.splitlines()[-1])
     assert verdicts == [[0.0, "short"], [0.0, "long"], [2.0, "short"]]
     assert sentence == "Value of a right answer."
-    for said, (_, _, error) in zip(errors, ERRORS, strict=True):
-        assert error in said
+    for message, (_, _, error) in zip(errors, ERRORS, strict=True):
+        assert error in message

@@ -1,4 +1,4 @@
-"""No verdict depends on what else the machine does: the same programs, alone and beside busy processes on one core."""
+"""Verdicts do not depend on the machine's load: programs run alone and with busy processes on one core."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ PROGRAMS = {
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many busy processes on one core, which this thread and what it starts must share."""
+    """Run `count` busy processes on the core of this thread and its children."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     command = [
@@ -54,7 +54,7 @@ def busy(count: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("count", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_verdicts_beside_busy_processes(count: int) -> None:
-    """A quarter of a core: by the clock what is right takes longer than its limit."""
+    """With a quarter of a core, a correct program exceeds its limit by the clock."""
     with busy(count):
         for name, (program, task, outcome) in PROGRAMS.items():
             verdict = verify_program(program, task, RULES)
@@ -63,7 +63,7 @@ def test_verdicts_beside_busy_processes(count: int) -> None:
 
 
 def test_a_program_that_gets_no_processor_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half its time, and a fifth of a core: patience ends first, and nothing is said of the program."""
+    """A program that needs half its time starves on a fifth of a core, and is not judged."""
     monkeypatch.setattr(own_time, "PATIENCE_SECONDS", 0.1)
     program, task, _ = PROGRAMS["right after half its time"]
     with busy(4), pytest.raises(Starved, match="starved"):
@@ -71,7 +71,7 @@ def test_a_program_that_gets_no_processor_has_no_verdict(monkeypatch: pytest.Mon
 
 
 def test_own_time_of_programs_that_compute_sleep_and_starve() -> None:
-    """A program's own account of its processor time is the measure; the clock is none."""
+    """The measure is the program's own processor time, not the clock."""
     compute = "import time\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\ninput()"
     with busy(3):
         assert 0.3 < own_seconds(compute) < 1.2
@@ -79,7 +79,10 @@ def test_own_time_of_programs_that_compute_sleep_and_starve() -> None:
 
 
 def test_threads_that_come_and_go_take_no_time_away() -> None:
-    threads = "import threading\nwhile True:\n    t = threading.Thread(target=sum, args=(range(3000),)); t.start(); t.join()"
+    threads = (
+        "import threading\nwhile True:\n"
+        "    t = threading.Thread(target=sum, args=(range(3000),)); t.start(); t.join()"
+    )
     process = subprocess.Popen([sys.executable, "-S", "-c", threads])
     try:
         measured = OwnTimeClock(process.pid)
@@ -94,7 +97,7 @@ def test_threads_that_come_and_go_take_no_time_away() -> None:
 
 
 def own_seconds(program: str) -> float:
-    """Own time until a program's first line."""
+    """Return the own time until a program's first line."""
     command = [sys.executable, "-S", "-c", program]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""The maths verifier against real ground truths, a table of equal and unequal forms, and every attack on it."""
+"""The maths verifier on real ground truths, equal and unequal forms, and every attack."""
 
 import random
 import time
@@ -20,7 +20,7 @@ RULES = MathsRules()
 
 
 def verify(response: str, ground_truth: str, rules: MathsRules = RULES) -> Verdict:
-    """What both stages in this process say; the gate makes this safe for the cases below."""
+    """Return the verdict of both stages in this process; the gate makes it safe for these cases."""
     return verify_exactly(response, ground_truth, rules) or verify_symbolically(response, ground_truth, rules)
 
 
@@ -36,8 +36,8 @@ def test_all_gsm8k_ground_truths_score_one_and_shifted_ones_zero() -> None:
     ground_truths = [
         parse_maths_ground_truth(s.rpartition("####")[2], rules=RULES, place="x") for s in solutions
     ]
-    own = [verify_exactly(s, g, RULES) for s, g in zip(solutions, ground_truths, strict=True)]
-    assert all(v is not None and v.value == 1.0 for v in own)
+    unshifted = [verify_exactly(s, g, RULES) for s, g in zip(solutions, ground_truths, strict=True)]
+    assert all(v is not None and v.value == 1.0 for v in unshifted)
     shifted = ground_truths[1:] + ground_truths[:1]
     different = [
         (s, g) for s, g, own_ground_truth in zip(solutions, shifted, ground_truths, strict=True)
@@ -50,30 +50,36 @@ def test_all_gsm8k_ground_truths_score_one_and_shifted_ones_zero() -> None:
 
 EQUAL = [
     ("\\frac{1}{2}", "0.5"), ("2\\sqrt{2}", "\\sqrt{8}"), ("1+x", "x+1"), ("\\pi/2", "\\frac{\\pi}{2}"),
-    ("sqrt(2)/2", "\\frac{\\sqrt{2}}{2}"), ("\\{2,1\\}", "\\{1,2\\}"), ("(1, 2)", "(1,2)"), ("[1, 2)", "[1,2)"),
-    ("1024", "2^{10}"), ("x>1", "1<x"), ("x = 5", "x=5"), ("(A)", "A"), ("\\text{(B)}", "B"),
-    ("\\text{yes}", "Yes"), ("90^\\circ", "90"), ("(x-1)(x+1)", "x^2-1"), ("(-\\infty, 3]", "(-\\infty,3]"), ("5!", "5!"),
-    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}"), ("\\sin(x)", "\\sin x"),
-    ("(\\text{A})", "A"), ("\\mathbf{B}", "B"), ("\\text{April 5}", "April 5"), ("\\text{5}", "5"),
-    ("x=5", "5"), ("5", "x=5"), ("x=\\frac12", "\\frac12"), ("x=1 \\text{ or } x=-2", "1,-2"), ("x>1", "(1,\\infty)"), ("1\\le x<2", "[1,2)"),
-    ("x\\in[1,2)", "[1,2)"), ("[1,2)", "x\\in[1,2)"), ("\\frac{\\sqrt3}{2}", "\\sin 60^\\circ"), ("\\sin 60^\\circ", "\\frac{\\sqrt3}{2}"), ("-q+p", "p - q"),
-    ("\\frac{n!}{k!(n-k)!}", "\\binom{n}{k}"), ("\\frac{\\pi}{2}\\text{ radians}", "90^\\circ"),
-    ("3 PM", "3 pm"), ("3 p.m.", "3 PM"), ("10:30am", "10:30 a.m."), ("0.123\\,45", "0.12345"), ("\\underline{5}", "5"), ("5\\\\", "5"),
-    ("\\frac{37m}{4}", "\\frac{37}{4} m"), ("I(0) e^{-\\frac{t}{R} C}", "I(0) e^{-t/RC}"),
-    ("s\\,m", "m  s"), ("h b", "b h"), ("\\frac{h}{2} b", "\\frac12 b h"), ("\\sqrt2", "\\sqrt2 m"), ("x", "x m/s"),
+    ("sqrt(2)/2", "\\frac{\\sqrt{2}}{2}"), ("\\{2,1\\}", "\\{1,2\\}"), ("(1, 2)", "(1,2)"),
+    ("[1, 2)", "[1,2)"), ("1024", "2^{10}"), ("x>1", "1<x"), ("x = 5", "x=5"), ("(A)", "A"),
+    ("\\text{(B)}", "B"), ("\\text{yes}", "Yes"), ("90^\\circ", "90"), ("(x-1)(x+1)", "x^2-1"),
+    ("(-\\infty, 3]", "(-\\infty,3]"), ("5!", "5!"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}"),
+    ("\\sin(x)", "\\sin x"), ("(\\text{A})", "A"), ("\\mathbf{B}", "B"), ("\\text{April 5}", "April 5"),
+    ("\\text{5}", "5"), ("x=5", "5"), ("5", "x=5"), ("x=\\frac12", "\\frac12"),
+    ("x=1 \\text{ or } x=-2", "1,-2"), ("x>1", "(1,\\infty)"), ("1\\le x<2", "[1,2)"),
+    ("x\\in[1,2)", "[1,2)"), ("[1,2)", "x\\in[1,2)"), ("\\frac{\\sqrt3}{2}", "\\sin 60^\\circ"),
+    ("\\sin 60^\\circ", "\\frac{\\sqrt3}{2}"), ("-q+p", "p - q"), ("\\frac{n!}{k!(n-k)!}", "\\binom{n}{k}"),
+    ("\\frac{\\pi}{2}\\text{ radians}", "90^\\circ"), ("3 PM", "3 pm"), ("3 p.m.", "3 PM"),
+    ("10:30am", "10:30 a.m."), ("0.123\\,45", "0.12345"), ("\\underline{5}", "5"), ("5\\\\", "5"),
+    ("\\frac{37m}{4}", "\\frac{37}{4} m"), ("I(0) e^{-\\frac{t}{R} C}", "I(0) e^{-t/RC}"), ("s\\,m", "m  s"),
+    ("h b", "b h"), ("\\frac{h}{2} b", "\\frac12 b h"), ("\\sqrt2", "\\sqrt2 m"), ("x", "x m/s"),
 ]  # fmt: skip
 
 UNEQUAL = [
-    ("\\frac{1}{3}", "0.333"), ("\\sqrt{7}", "\\sqrt{8}"), ("x+2", "x+1"), ("(2,1)", "(1,2)"), ("(1,2)", "[1,2)"),
-    ("B", "A"), ("A, B", "A"), ("AB", "A"), ("no", "yes"), ("y+1", "x+1"), ("\\{1,2,3\\}", "\\{1,2\\}"), ("x<1", "x>1"),
-    ("x=6", "5"), ("5=x+1", "5"), ("x=y", "5"), ("5=5", "5"), ("3=2", "2"), ("1=2=3=2", "2"), ("1 \\lor 2", "2"), ("1 \\to 2", "2"),
-    ("1 \\Rightarrow 2", "2"), ("2,3", "2"), ("2 or 3", "2"), ("2;3", "2"), ("\\pm 2", "2"), ("2|3", "2"), ("x", "2"),
-    ("x\\ge1", "(1,\\infty)"), ("x=2\\cdot 3", "6"), ("1\\le x\\le 2", "[1,2)"), ("q-p", "p-q"), ("\\sin 30^\\circ", "\\frac{\\sqrt3}{2}"),
-    ("\\_", "2"), ("\\text{two}", "2"), ("\\infty", "2"), ("\\frac{0}{0}", "0"), ("1/0", "0"),
-    ("0/0", "1"), ("\\emptyset", "2"), ("2 2", "4"), ("[2", "2"), ("\\int_0^2 1 dx", "2"), ("\\sum_{n=1}^{2} 1", "2"),
-    ("\\lim_{x\\to 0} 2", "2"), ("\\binom{2}{1}", "2"), ("2!", "2"), ("\\text{April 6}", "April 5"), ("2:3", "3:2"), ("2^{10}", "1024"), ("\\mathbb{R}", "2"), ("?", "2"), ("*", "2"),
-    ("3 AM", "3 pm"), ("0", "I(0) e^{-t/RC}"), ("5 I(0)", "I(0) e^{-t/RC}"), ("0.12345", "0.123,45"), ("\\frac{37n}{4}", "\\frac{37}{4} m"),
-    ("m", "m s"), ("b", "b h"), ("\\frac12 b", "\\frac12 b h"),
+    ("\\frac{1}{3}", "0.333"), ("\\sqrt{7}", "\\sqrt{8}"), ("x+2", "x+1"), ("(2,1)", "(1,2)"),
+    ("(1,2)", "[1,2)"), ("B", "A"), ("A, B", "A"), ("AB", "A"), ("no", "yes"), ("y+1", "x+1"),
+    ("\\{1,2,3\\}", "\\{1,2\\}"), ("x<1", "x>1"), ("x=6", "5"), ("5=x+1", "5"), ("x=y", "5"), ("5=5", "5"),
+    ("3=2", "2"), ("1=2=3=2", "2"), ("1 \\lor 2", "2"), ("1 \\to 2", "2"), ("1 \\Rightarrow 2", "2"),
+    ("2,3", "2"), ("2 or 3", "2"), ("2;3", "2"), ("\\pm 2", "2"), ("2|3", "2"), ("x", "2"),
+    ("x\\ge1", "(1,\\infty)"), ("x=2\\cdot 3", "6"), ("1\\le x\\le 2", "[1,2)"), ("q-p", "p-q"),
+    ("\\sin 30^\\circ", "\\frac{\\sqrt3}{2}"), ("\\_", "2"), ("\\text{two}", "2"), ("\\infty", "2"),
+    ("\\frac{0}{0}", "0"), ("1/0", "0"), ("0/0", "1"), ("\\emptyset", "2"), ("2 2", "4"), ("[2", "2"),
+    ("\\int_0^2 1 dx", "2"), ("\\sum_{n=1}^{2} 1", "2"), ("\\lim_{x\\to 0} 2", "2"), ("\\binom{2}{1}", "2"),
+    ("2!", "2"), ("\\text{April 6}", "April 5"), ("2:3", "3:2"), ("2^{10}", "1024"), ("\\mathbb{R}", "2"),
+    ("?", "2"), ("*", "2"), ("3 AM", "3 pm"), ("0", "I(0) e^{-t/RC}"), ("5 I(0)", "I(0) e^{-t/RC}"),
+    ("0.12345", "0.123,45"), ("\\frac{37n}{4}", "\\frac{37}{4} m"), ("m", "m s"), ("b", "b h"),
+    ("\\frac12 b", "\\frac12 b h"),
 ]  # fmt: skip
 
 
@@ -88,25 +94,15 @@ def test_unequal_forms_and_hedges_score_zero(answer: str, ground_truth: str) -> 
 
 
 BOMBS = {
-    "nested powers": "9^{9^{9^{9}}}",
-    "tower without braces": "9^9^9^9",
-    "python powers": "9**9**9**9",
-    "parenthesised tower": "((9^9)^9)^9" + "^9" * 20,
-    "large exponent": "2^{100000000}",
-    "factorial tower": "100000!!!",
-    "large factorial": "10000000!",
-    "sum": "\\sum_{n=1}^{10^9} n",
-    "product": "\\prod_{n=1}^{10^9} n",
-    "integral": "\\int_0^1 e^{x^{x^x}} dx",
-    "binomial": "\\binom{10^9}{10^8}",
-    "many terms": "+".join(["1"] * 100_000),
+    "nested powers": "9^{9^{9^{9}}}", "tower without braces": "9^9^9^9", "python powers": "9**9**9**9",
+    "parenthesised tower": "((9^9)^9)^9" + "^9" * 20, "large exponent": "2^{100000000}",
+    "factorial tower": "100000!!!", "large factorial": "10000000!", "sum": "\\sum_{n=1}^{10^9} n",
+    "product": "\\prod_{n=1}^{10^9} n", "integral": "\\int_0^1 e^{x^{x^x}} dx",
+    "binomial": "\\binom{10^9}{10^8}", "many terms": "+".join(["1"] * 100_000),
     "nested braces": "{" * 100_000 + "1" + "}" * 100_000,
-    "nested fractions": "\\frac{1}{" * 30 + "1" + "}" * 30,
-    "digits": "1" * 1_000_000,
-    "spaces": "1" + " " * 300 + "x",
-    "commas": "," * 399,
-    "backslashes": "\\" * 399,
-}
+    "nested fractions": "\\frac{1}{" * 30 + "1" + "}" * 30, "digits": "1" * 1_000_000,
+    "spaces": "1" + " " * 300 + "x", "commas": "," * 399, "backslashes": "\\" * 399,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -117,12 +113,14 @@ def test_bombs_are_refused_at_once(name: str) -> None:
 
 
 PIECES = (
-    r"1 2 10 x y \frac { } ( ) [ ] ^ _ + - * / = < \sin \sqrt \pi e i , \{ \} | ! \cup \in \infty \text{km} \text{or} ^\circ "
-    r"\begin{pmatrix} \end{pmatrix} & \\ \overline 0. \pm \log_ \binom n 1e5 % \le \ln ' \lfloor or and \max _2 \vec 9999"
+    r"1 2 10 x y \frac { } ( ) [ ] ^ _ + - * / = < \sin \sqrt \pi e i , \{ \} | ! \cup \in \infty \text{km} "
+    r"\text{or} ^\circ \begin{pmatrix} \end{pmatrix} & \\ \overline 0. \pm \log_ \binom n 1e5 % \le \ln ' "
+    r"\lfloor or and \max _2 \vec 9999"
 )
 TRUTHS = [
-    "5", "x+1", "\\sqrt2", "\\{1,2\\}", "(1,2)", "x=5", "y=2x", "x>1", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", "10 km",
-    "1011_2", "2+3i", "\\frac{\\pi}{2}", "(-\\infty,1)\\cup(2,3)", "x=1 or x=2", "n!", "90^\\circ", "1,2",
+    "5", "x+1", "\\sqrt2", "\\{1,2\\}", "(1,2)", "x=5", "y=2x", "x>1", "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+    "10 km", "1011_2", "2+3i", "\\frac{\\pi}{2}", "(-\\infty,1)\\cup(2,3)", "x=1 or x=2", "n!", "90^\\circ",
+    "1,2",
 ]  # fmt: skip
 
 
@@ -139,8 +137,9 @@ def test_no_text_makes_the_comparison_raise_or_take_long() -> None:
 
 CODE = [
     "__import__('os').system('touch {canary}')", "open('{canary}','w')", "(lambda: open('{canary}','w'))()",
-    "exec(\"open('{canary}','w')\")", "().__class__.__base__", "{{open('{canary}','w')}}", "x:=open('{canary}','w')",
-    "\\text{{open('{canary}','w')}}", "\uff4fpen('{canary}','w')", "f\"{{open('{canary}','w')}}\"", "\\input{{{canary}}}",
+    "exec(\"open('{canary}','w')\")", "().__class__.__base__", "{{open('{canary}','w')}}",
+    "x:=open('{canary}','w')", "\\text{{open('{canary}','w')}}", "\uff4fpen('{canary}','w')",
+    "f\"{{open('{canary}','w')}}\"", "\\input{{{canary}}}",
 ]  # fmt: skip
 
 

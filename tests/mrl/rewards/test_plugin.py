@@ -1,4 +1,4 @@
-"""Plug-in styles: one contract suite for all of them, signatures, and names that do not exist."""
+"""Plug-in styles: one contract suite for all, signatures, and missing names."""
 
 import asyncio
 import json
@@ -43,9 +43,9 @@ def request(response: str, ground_truth: Any = "7", **fields: Any) -> RewardRequ
     )
 
 
-def score(verifier: Verifier | GroupVerifier, asked: RewardRequest) -> Any:
+def score(verifier: Verifier | GroupVerifier, request: RewardRequest) -> Any:
     assert isinstance(verifier, Verifier)
-    return asyncio.run(verifier.score(asked))
+    return asyncio.run(verifier.score(request))
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -74,9 +74,9 @@ def test_messages_are_handed_over_as_messages() -> None:
         seen.update(prompts=prompts, completions=completions, ids=completion_ids, columns=columns)
         return [1.0]
 
-    asked = request("7", messages=({"role": "user", "content": "3+4"},))
+    conversation = request("7", messages=({"role": "user", "content": "3+4"},))
     verifier = plugin_verifier.SinglePlugin(function, part("trl", style="trl"), "trl", "1")
-    assert score(verifier, asked).value == 1.0
+    assert score(verifier, conversation).value == 1.0
     assert seen["prompts"] == [[{"role": "user", "content": "3+4"}]]
     assert seen["completions"] == [[{"role": "assistant", "content": "7"}]]
     assert seen["ids"] == [[0, 1, 2, 3]]
@@ -86,10 +86,10 @@ def test_messages_are_handed_over_as_messages() -> None:
 @pytest.mark.parametrize("style", STYLES)
 def test_the_style_is_seen_by_the_arguments(style: str) -> None:
     fields = {name: value for name, value in STYLES[style].items() if name != "style"}
-    said, seen = load_plugin(part(**STYLES[style])), load_plugin(part(**fields))
-    assert seen.name == said.name
+    named, seen = load_plugin(part(**STYLES[style])), load_plugin(part(**fields))
+    assert seen.name == named.name
     for response in ("it is 7", "it is 8"):
-        assert score(seen, request(response)).value == score(said, request(response)).value
+        assert score(seen, request(response)).value == score(named, request(response)).value
 
 
 def functions_of_the_page() -> list[str]:
@@ -171,8 +171,8 @@ def test_a_cause_that_many_samples_share_is_logged_once_with_its_count(
     (tmp_path / "own.py").write_text(FUNCTIONS)
     reward = RewardSection(kind="plugin", path=f"{tmp_path}/own.py:raises_in_a_library", workers=1, retries=0)
     with RewardPool(reward) as pool:
-        found = score_all(pool, [make_pair(n, f"no JSON {'x' * n}", "1") for n in range(45)])
-    assert {verdict.kind for verdict in found.values()} == {VerdictKind.NO_REWARD}
+        verdicts = score_all(pool, [make_pair(n, f"no JSON {'x' * n}", "1") for n in range(45)])
+    assert {verdict.kind for verdict in verdicts.values()} == {VerdictKind.NO_REWARD}
     lines = [r.getMessage() for r in caplog.records if "no reward" in r.getMessage()]
     assert len(lines) == 2 and "(10 of this cause)" in lines[1]
     assert all(f"{tmp_path}/own.py:10" in line for line in lines)

@@ -1,4 +1,4 @@
-"""The pool: every sample answered once, failures retried and counted, nothing fooled, nothing left behind."""
+"""The pool returns every sample once, retries and counts failures, and leaves nothing behind."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def test_maths_verdicts_by_both_stages(make_pair: Any, score_all: Any) -> None:
 
 
 def test_hanging_samples_delay_neither_the_exact_path_nor_each_other_for_ever(make_pair: Any) -> None:
-    """4 samples that hang for the whole deadline among 200: exact verdicts before them, and each hang ends one worker."""
+    """4 of 200 samples hang: exact verdicts come first, and each hang ends one worker."""
     section = RewardSection(
         kind="plugin", path=f"{PLUGINS}:dies_of", deadline_seconds=0.5, retries=0, workers=2
     )
@@ -98,13 +98,10 @@ def test_a_failure_that_passes_is_retried(make_pair: Any, score_all: Any, tmp_pa
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("gives_nan", "nan"),
-        ("gives_infinity", "inf"),
-        ("gives_text", "not str"),
-        ("allocates", "reward.memory_mib = 2048"),
-        ("runs_out_of_memory_in_c", "reward.memory_mib = 2048"),
+        ("gives_nan", "nan"), ("gives_infinity", "inf"), ("gives_text", "not str"),
+        ("allocates", "reward.memory_mib = 2048"), ("runs_out_of_memory_in_c", "reward.memory_mib = 2048"),
     ],
-)
+)  # fmt: skip
 def test_broken_rewards_are_never_values(name: str, says: str, make_pair: Any, score_all: Any) -> None:
     with RewardPool(plugin(name, retries=0)) as pool:
         (verdict,) = score_all(pool, [make_pair(1, "x", "1")]).values()
@@ -113,7 +110,7 @@ def test_broken_rewards_are_never_values(name: str, says: str, make_pair: Any, s
 
 
 def test_one_process_keeps_64_awaited_samples_in_flight(make_pair: Any, score_all: Any) -> None:
-    """Each answer is given only once 64 wait together, so fewer would never end."""
+    """Each call returns only once 64 wait together, so fewer would never finish."""
     with RewardPool(plugin("waits_for_all", retries=0, deadline_seconds=80.0)) as pool:
         verdicts = score_all(pool, [make_pair(n, f"it is {n}", str(n)) for n in range(64)])
     assert [v.value for v in verdicts.values()] == [1.0] * 64
@@ -149,7 +146,7 @@ def test_a_sample_that_kills_a_waiting_verifier_is_told_from_those_beside_it(mak
 
 
 def test_an_async_function_that_blocks_is_slow_but_not_killed(make_pair, score_all, monkeypatch) -> None:
-    """15 samples of 0.1 s one after the other take longer than a deadline; one that blocks for ever ends its process."""
+    """15 blocking samples outlast a deadline; one that blocks for ever ends its process."""
     monkeypatch.setattr(worker_deadlines, "WAITING_GRACE_SECONDS", 0.5)
     with RewardPool(plugin("blocks", retries=0, deadline_seconds=1.0)) as pool:
         verdicts = score_all(pool, [make_pair(n, f"it is {n}", str(n)) for n in range(15)])
@@ -245,7 +242,7 @@ def test_no_response_has_no_reward_and_twice_is_an_error(make_pair: Any) -> None
 
 
 def test_samples_handed_in_twice_are_refused_before_any_is_handed_in(make_pair: Any) -> None:
-    """In one call, while they are scored, and while their verdict waits to be collected."""
+    """In one call, during scoring, and before the verdict is collected."""
     one, two = (make_pair(n, "", "1", status=Status.FAILED) for n in (1, 2))
     with RewardPool(plugin("native")) as pool:
         with pytest.raises(RewardError, match=r"twice: 1\.0; no sample of this"):
@@ -280,7 +277,7 @@ def test_a_plugin_edited_during_a_run_does_not_change_the_run(make_pair, score_a
 
 
 def hanging(n: int) -> str:
-    """An answer that takes seconds to tell from its neighbours: 80 sines to twelve thousand digits."""
+    """Return an answer that takes seconds to compare: 80 sines to twelve thousand digits."""
     sines = "\\sin" * 80
     return f"\\boxed{{{sines} {n + 2}+10^{{-2900}}}}"
 

@@ -1,4 +1,4 @@
-"""The pool's queue and its processes: room, turns, replacement, and an end with the parent."""
+"""The pool's queue and processes: room, turns, replacement, and an end with the parent."""
 
 import collections
 import os
@@ -35,18 +35,18 @@ def test_a_full_queue_makes_submit_wait_with_a_deadline(
 
 
 def test_more_samples_at_once_than_the_queue_holds(make_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those handed in first are at work while the caller waits for room."""
+    """The first samples run while the caller waits for room."""
     monkeypatch.setattr("mrl.rewards.pool.reward_pool.QUEUE_LIMIT", 3)
     with RewardPool(plugin("native")) as pool:
         pool.submit_all((make_pair(n, "1", "1") for n in range(20)), deadline_seconds=60.0)
-        found: list[tuple[str, Any]] = []
-        while len(found) < 20:
-            found += pool.collect(60.0)
-    assert {sample_id for sample_id, _ in found} == {f"{n}.0" for n in range(20)}
+        collected: list[tuple[str, Any]] = []
+        while len(collected) < 20:
+            collected += pool.collect(60.0)
+    assert {sample_id for sample_id, _ in collected} == {f"{n}.0" for n in range(20)}
 
 
 def test_groups_take_turns(make_pair: Any) -> None:
-    """One prompt's many samples do not hold up another prompt's single one."""
+    """A prompt with many samples does not delay another prompt's only one."""
     with RewardPool(plugin("native")) as pool:
         for s in range(300):
             pool.submit(*make_pair(0, "1", "1", sample_index=s))
@@ -94,7 +94,7 @@ def test_a_worker_of_cheap_checks_is_spent_by_batches_not_by_samples() -> None:
 
 
 def test_workers_die_with_their_parent(tmp_path: Path) -> None:
-    """SIGKILL of the parent while a verifier hangs: the verifier is gone within seconds."""
+    """After SIGKILL of the parent a hanging verifier ends within seconds."""
     script = textwrap.dedent(
         f"""
         import sys, numpy as np

@@ -1,4 +1,4 @@
-"""Which block of a response is the program."""
+"""The code block that is taken as a response's program."""
 
 import pytest
 

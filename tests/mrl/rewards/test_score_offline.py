@@ -1,4 +1,4 @@
-"""Responses of anywhere through reward workers: in order, in their groups, with what is wrong said before any is scored."""
+"""Responses of any origin are scored in order and in groups; bad rows are refused first."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ def test_verdicts_come_in_the_order_of_the_rows() -> None:
 
 @pytest.mark.parametrize("prompt", ["3+4", [{"role": "user", "content": "3+4"}]])
 def test_functions_get_the_columns_that_they_get_in_a_run(prompt: Any) -> None:
-    """By name: those of TRL ask for a row's columns so."""
+    """TRL functions take a row's columns by name."""
     row = {"prompt": prompt, "ground_truth": "7", "domain": "sums", "tag": "easy", "level": 2}
     reward = mrl.load_reward(
         {"kind": "plugin", "path": f"{PLUGINS}:trl_columns", "style": "trl", "workers": 1}

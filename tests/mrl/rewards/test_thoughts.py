@@ -1,4 +1,4 @@
-"""Thoughts are found by the marks of each family, also where these are special tokens, and are no answer."""
+"""Each family's thinking marks are recognised, also as special tokens; thoughts are not answers."""
 
 from typing import Any
 
@@ -49,25 +49,20 @@ def test_the_thoughts_of_every_family_are_told_from_its_answer(opening: str, clo
 @pytest.mark.parametrize(
     ("text", "visible"),
     [
-        (f"{ANALYSIS}3+4{FINAL}7<|return|>", "7"),
-        (f"{ANALYSIS}So 7", ""),
+        (f"{ANALYSIS}3+4{FINAL}7<|return|>", "7"), (f"{ANALYSIS}So 7", ""),
         (f"{ANALYSIS}So 7<|end|><|start|>assistant<|chan", ""),
-        (f"{ANALYSIS}So 7<|end|><|start|>assistant<|channel|>fin", ""),
-        (f"{ANALYSIS}So 7{FINAL}", ""),
+        (f"{ANALYSIS}So 7<|end|><|start|>assistant<|channel|>fin", ""), (f"{ANALYSIS}So 7{FINAL}", ""),
         (f"{ANALYSIS}a<|end|><|start|>assistant<|channel|>analysis<|message|>b{FINAL}7", "7"),
         (f"{ANALYSIS}a<|end|><|start|>assistant<|channel|>commentary<|message|>I look{FINAL}7", "7"),
         ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>", ""),
         (f"{ANALYSIS}a{FINAL}7<|end|><|start|>assistant<|channel|>analysis<|message|>or 8", "7"),
         (f"{ANALYSIS}a{FINAL}7<|end|><|start|>user<|message|>8", "7"),
         (f"{ANALYSIS}a{FINAL}7<|end|><|start|>assistant<|channel|>final<|message|>8", "8"),
-        ("<|channel|>final<|message|>7", "7"),
-        ("<|channel|>final <|constrain|>json<|message|>7", "7"),
-        ("analysis<|message|>8", ""),
-        ("<|channel|>analysis", ""),
-        ("7", "7"),
+        ("<|channel|>final<|message|>7", "7"), ("<|channel|>final <|constrain|>json<|message|>7", "7"),
+        ("analysis<|message|>8", ""), ("<|channel|>analysis", ""), ("7", "7"),
         (f"{ANALYSIS}a{FINAL}7<|message|>8", "78"),
     ],
-)
+)  # fmt: skip
 def test_of_gpt_oss_the_final_channel_alone_is_visible(text: str, visible: str) -> None:
     tokenizer = marked(HARMONY)
     assert visible_text(decoded(tokenizer, text)) == visible

@@ -1,4 +1,4 @@
-"""How parts add up to one verdict."""
+"""Parts are combined into one verdict."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_refused_only_when_all_refuse() -> None:
 
 
 def test_process_rewards_are_summed_with_the_weights() -> None:
-    """A token to which one part gives none has the other's."""
+    """A token without a reward from one part keeps the other part's."""
     nan = np.nan
     first = Verdict(VerdictKind.SCORED, 1.0, token_values=np.array([1.0, 0.0, nan, nan], np.float32))
     second = Verdict(VerdictKind.SCORED, 1.0, token_values=np.array([4.0, 8.0, 4.0, nan], np.float32))
@@ -102,11 +102,11 @@ def test_a_witness_looks_at_its_share_and_decides_nothing() -> None:
     looked = 0
     for number in range(2000):
         ticket = SampleScore(f"{number}.0", (MATHS, WITNESS), num_tokens=2)
-        asked = ticket.begin()
+        chosen = ticket.begin()
         assert [part.label for part in SampleScore(f"{number}.0", (MATHS, WITNESS), 2).begin()] == [
-            p.label for p in asked
+            p.label for p in chosen
         ]
-        looked += WITNESS in asked
+        looked += WITNESS in chosen
     assert 420 < looked < 580
     parts = (MATHS, WITNESS)
     assert weighted_verdict(parts, {"maths": scored(1.0), "instructions": no_reward("down")}).value == 1.0
@@ -124,8 +124,8 @@ def test_a_witness_looks_at_its_share_and_decides_nothing() -> None:
 def test_a_witness_reads_the_same_answer_as_the_judge_beside_it() -> None:
     judge = {"kind": "llm", "path": "http://judge"}
     section = RewardSection.model_validate({"parts": [judge, {"kind": "maths", "weight": 0.0}]})
-    found = parse_ground_truth("12", domain="x", section=section, place="f:1")
-    assert found["llm"] == "12" and found["maths"] is not None
+    truths = parse_ground_truth("12", domain="x", section=section, place="f:1")
+    assert truths["llm"] == "12" and truths["maths"] is not None
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,8 @@ def test_a_witness_reads_the_same_answer_as_the_judge_beside_it() -> None:
     [
         ([{"kind": "maths"}, {"kind": "format", "share": 0.5}], "share below 1 needs weight = 0 and no gate"),
         ([{"kind": "maths", "gate": 1.0}, {"kind": "format", "gate": 1.0}], "gate is set on every verifier"),
-        ([{"kind": "maths", "gate": 1.0}, {"kind": "plugin", "path": "a:b", "group": True}], "scored as a whole"),
+        ([{"kind": "maths", "gate": 1.0}, {"kind": "plugin", "path": "a:b", "group": True}],
+         "scored as a whole"),
         ([{"kind": "maths", "weight": 0.0}], "nothing gives a reward"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a reader sees of a response, and that thoughts which the prompt opened are thoughts."""
+"""The visible part of a response; a thought that the prompt opened is a thought."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Which verifiers share workers: those whose workers would do the same, and no others."""
+"""Verifiers share workers if and only if their workers would do the same."""
 
 import json
 from typing import Any
@@ -31,16 +31,16 @@ OF_NO_WORKER = {"name", "weight", "gate", "share"}
 def test_verifiers_of_one_kind_with_other_rules_have_workers_of_their_own(
     first: str, make_pair: Any, score_all: Any
 ) -> None:
-    """Every kind with the usual rules and with its own: as two domains, and as two parts of a third, whichever is asked first."""
+    """Usual and custom rules of every kind, as two domains and as two parts of one, in both orders."""
     with judge_server() as (url, _, _):
         domains: dict[str, Any] = {}
         for kind, (_, _, rules, _, _) in CASES.items():
             usual: dict[str, Any] = {"kind": kind} | ({"path": url} if kind == "llm" else {})
-            own = usual | {kind: usual.get(kind, {}) | rules}
-            both = [usual | {"name": "usual"}, own | {"name": "own"}]
+            custom = usual | {kind: usual.get(kind, {}) | rules}
+            both = [usual | {"name": "usual"}, custom | {"name": "own"}]
             domains |= {
                 f"{kind} usual": usual,
-                f"{kind} own": own,
+                f"{kind} own": custom,
                 f"{kind} parts": {"parts": both if first == "usual" else both[::-1]},
             }
         section = RewardSection.model_validate({"domains": domains, "workers": 1, "deadline_seconds": 60.0})
@@ -51,17 +51,17 @@ def test_verifiers_of_one_kind_with_other_rules_have_workers_of_their_own(
                 "own": {"": by_own},
                 "parts": {"usual": by_usual, "own": by_own},
             }
-            for what in (first, *(values.keys() - {first})):
-                domain, number = f"{kind} {what}", len(pairs)
-                raw = {"usual": answer, "own": answer} if what == "parts" and answer is not None else answer
+            for case in (first, *(values.keys() - {first})):
+                domain, number = f"{kind} {case}", len(pairs)
+                raw = {"usual": answer, "own": answer} if case == "parts" and answer is not None else answer
                 truth = parse_ground_truth(raw, domain=domain, section=section, place="f:1")
                 pairs.append(make_pair(number, response, truth, domain=domain))
-                expected[domain] = values[what]
+                expected[domain] = values[case]
         with RewardPool(section) as pool:
             verdicts = score_all(pool, pairs)
-    found = {p.domain: verdicts[s.sample_id] for s, p in pairs}
+    by_domain = {p.domain: verdicts[s.sample_id] for s, p in pairs}
     for domain, values in expected.items():
-        verdict = found[domain]
+        verdict = by_domain[domain]
         assert {name: verdict.parts.get(name, verdict.value) for name in values} == values, (domain, verdict)
 
 
@@ -72,7 +72,7 @@ def _changed(section: Any, name: str) -> Any:
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_setting_of_a_worker_is_in_its_key(kind: str) -> None:
-    """A new setting is in it, or is named above as one that no worker looks at."""
+    """A new setting is in the key, or is listed above as unused by workers."""
     part = KindPart.model_construct(kind=kind)
     key = reward_kind(part).worker_key()
     settings = set(RewardPart.model_fields) - {"kind"}

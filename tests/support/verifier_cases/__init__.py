@@ -1,5 +1,4 @@
-"""Seeded generators of cases for every verifier: right answers in many spellings, and wrong ones that are close.
+"""Seeded case generators for every verifier: correct answers in many spellings, and close incorrect ones.
 
-A module for each kind, with `GENERATORS`: the class of mistake by its name, and its generator. Tests run a
-part of each.
+Each module maps names of mistakes to generators in `GENERATORS`. Tests run a part of each.
 """

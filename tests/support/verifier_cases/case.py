@@ -1,4 +1,4 @@
-"""One response whose verdict is known beforehand, and what makes endless ones."""
+"""A response with a known verdict, and generators of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """A response, what it is compared with, and whether it is right."""
+    """A response, its reference, and if it is correct."""
 
     kind: str
-    """The verifier: what `reward.kind` names."""
+    """The verifier's `reward.kind`."""
     response: str
     ground_truth: Any
-    """As in a row of a data set, before any parser has seen it."""
+    """Unparsed, as in a row of a data set."""
     right: bool
     label: str
     """The spelling or the mistake, in a few words."""
@@ -26,9 +26,9 @@ class Case:
 
 
 Generator = Callable[[random.Random], Iterator[Case]]
-"""Endless cases of one class, the same ones for the same state of the random numbers."""
+"""Yields endless cases of one class, determined by the random state."""
 
 
 def take(generator: Generator, count: int, *, seed: int = 0) -> list[Case]:
-    """The first `count` cases of a generator."""
+    """Return the first `count` cases of a generator."""
     return list(itertools.islice(generator(random.Random(seed)), count))

@@ -1,5 +1,4 @@
-"""Instructions followed and not, in texts that hide it: signs that nobody sees, signs that look like others,
-marks of emphasis, padding."""
+"""Instructions followed and not, hidden by invisible or similar signs, emphasis and padding."""
 
 from __future__ import annotations
 
@@ -24,7 +23,6 @@ _BOLD = str.maketrans({chr(c): chr(c - ord("a") + 0x1D41A) for c in range(ord("a
 
 
 def sentence(rng: random.Random, words: Sequence[str]) -> str:
-    """Words in an order, with a capital and a full stop."""
     return " ".join(words).capitalize() + rng.choice((".", "!", "?"))
 
 
@@ -39,7 +37,7 @@ def _case(response: str, right: bool, label: str, *checks: dict[str, Any]) -> Ca
 
 
 def _disguised(rng: random.Random, word: str) -> tuple[str, str]:
-    """(the word so that a reader sees it all the same, how)."""
+    """Return (a word that still reads the same, the disguise)."""
     cut = rng.randint(1, len(word) - 1)
     return rng.choice(
         (
@@ -60,7 +58,7 @@ def _disguised(rng: random.Random, word: str) -> tuple[str, str]:
 
 
 def words(rng: random.Random) -> Iterator[Case]:
-    """A word that is asked for or forbidden, disguised; and words that only contain it."""
+    """Yield required or forbidden words, disguised; and words that only contain them."""
     while True:
         word = rng.choice(WORDS)
         others = _some(rng, 8, without=word)
@@ -76,7 +74,7 @@ def words(rng: random.Random) -> Iterator[Case]:
 
 
 def commas(rng: random.Random) -> Iterator[Case]:
-    """Commas of every script and spelling; and signs near a comma."""
+    """Yield commas of every script and spelling; and similar signs."""
     while True:
         before, after = " ".join(_some(rng, 4)), " ".join(_some(rng, 4))
         comma = rng.choice(_COMMAS)
@@ -86,7 +84,7 @@ def commas(rng: random.Random) -> Iterator[Case]:
 
 
 def unseen(rng: random.Random) -> Iterator[Case]:
-    """Responses without anything to see, whatever is asked."""
+    """Yield responses without visible text, for any instruction."""
     while True:
         nothing = rng.choice(
             (
@@ -97,7 +95,7 @@ def unseen(rng: random.Random) -> Iterator[Case]:
                 "<b></b>" + "&#8203;" * rng.randint(1, 5),
             )
         )
-        asked = rng.choice(
+        instruction = rng.choice(
             (
                 {"check": "no_commas"},
                 {"check": "avoids_words", "words": [rng.choice(WORDS)]},
@@ -107,7 +105,7 @@ def unseen(rng: random.Random) -> Iterator[Case]:
                 {"check": "num_sentences", "relation": "at_most", "count": 3},
             )
         )
-        yield Case("instructions", nothing, [asked], False, f"nothing to see: {asked['check']}")
+        yield Case("instructions", nothing, [instruction], False, f"nothing to see: {instruction['check']}")
 
 
 def lengths(rng: random.Random) -> Iterator[Case]:
@@ -134,10 +132,13 @@ def lengths(rng: random.Random) -> Iterator[Case]:
         sentences = [sentence(rng, _some(rng, 3)) for _ in range(count)]
         if rng.random() < 0.5:
             sentences = [f'"{s}"' if rng.random() < 0.3 else f"**{s}**" for s in sentences]
-        asked = {"check": "num_sentences", "relation": "exactly", "count": count}
-        yield _case(" ".join(sentences), True, "sentences", asked)
+        instruction = {"check": "num_sentences", "relation": "exactly", "count": count}
+        yield _case(" ".join(sentences), True, "sentences", instruction)
         yield _case(
-            " ".join(sentences) + " ... ! .", False, "sentences, one more", {**asked, "count": count + 1}
+            " ".join(sentences) + " ... ! .",
+            False,
+            "sentences, one more",
+            {**instruction, "count": count + 1},
         )
         lines = f"\n{rng.choice(INVISIBLE + ' ')}\n".join(chosen)
         yield _case(lines, True, "lines", {"check": "num_lines", "relation": "exactly", "count": count})
@@ -148,8 +149,8 @@ def lengths(rng: random.Random) -> Iterator[Case]:
 
 
 def json_texts(rng: random.Random) -> Iterator[Case]:
-    """JSON, bare and in a block; and what some parsers take for it."""
-    asked = {"check": "json_only"}
+    """Yield JSON, bare and in a block; and texts that some parsers accept."""
+    instruction = {"check": "json_only"}
     while True:
         value = {
             word: rng.choice((rng.randint(0, 99), rng.random(), None, [True, "a, b"]))
@@ -157,28 +158,21 @@ def json_texts(rng: random.Random) -> Iterator[Case]:
         }
         text = json.dumps(value, indent=rng.choice((None, 2)))
         block = rng.choice(("{}", "```json\n{}\n```", "```\n{}```", "\n{}\n"))
-        yield _case(block.replace("{}", text), True, "JSON", asked)
+        yield _case(block.replace("{}", text), True, "JSON", instruction)
         key = rng.choice(list(value))
         wrong = rng.choice(
             (
                 text.replace(json.dumps(value[key]), rng.choice(("NaN", "Infinity", "-Infinity", "nan")), 1),
-                text.replace('"', "'"),
-                text.replace('"', "\u201c"),
-                text[:-1] + ",}",
-                text[:-1],
-                f"Here: {text}",
-                text + text,
-                f"```json\n{text}",
-                f"{text}\n```",
-                json.dumps(key),
+                text.replace('"', "'"), text.replace('"', "\u201c"), text[:-1] + ",}", text[:-1],
+                f"Here: {text}", text + text, f"```json\n{text}", f"{text}\n```", json.dumps(key),
             )
-        )
+        )  # fmt: skip
         if wrong != text:
-            yield _case(block.replace("{}", wrong), False, "no JSON", asked)
+            yield _case(block.replace("{}", wrong), False, "no JSON", instruction)
 
 
 def empty_marks(rng: random.Random) -> Iterator[Case]:
-    """Titles, highlights, placeholders, bullets and postscripts that hold something, and that hold nothing."""
+    """Yield titles, highlights, placeholders, bullets and postscripts with and without content."""
     while True:
         word, text = rng.choice(WORDS), sentence(rng, _some(rng, 4))
         nothing = rng.choice(("", " ", rng.choice(INVISIBLE), ".", "\u00a0", "-", "&nbsp;"))
@@ -206,10 +200,7 @@ def empty_marks(rng: random.Random) -> Iterator[Case]:
 
 
 GENERATORS: dict[str, Generator] = {
-    "instructions: words": words,
-    "instructions: commas": commas,
-    "instructions: nothing to see": unseen,
-    "instructions: lengths": lengths,
-    "instructions: JSON": json_texts,
+    "instructions: words": words, "instructions: commas": commas, "instructions: nothing to see": unseen,
+    "instructions: lengths": lengths, "instructions: JSON": json_texts,
     "instructions: empty marks": empty_marks,
-}
+}  # fmt: skip

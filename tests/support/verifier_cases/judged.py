@@ -1,4 +1,4 @@
-"""Whether a verdict agrees with what is known of its case; and cases judged in this process, without a pool."""
+"""Judge cases in this process, without a pool, and compare the verdicts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from mrl.samples import Verdict
 from tests.support.verifier_cases.case import Case
 
 LEAST_PENALTY = -0.05
-"""A penalty above it counts as none: ordinary text repeats a little."""
+"""Smaller penalties do not count: ordinary text repeats a little."""
 
 
 def agrees(case: Case, value: float) -> bool:
-    """Whether a right response was rewarded in full, or a wrong one was not."""
+    """Return True if a correct response got the full reward, and an incorrect one did not."""
     return (value > LEAST_PENALTY if case.kind == "repetition" else value >= 1.0) == case.right
 
 
 def part_of(case: Case) -> KindPart:
-    """The settings of the case's verifier."""
     return _part(case.kind, json.dumps(dict(case.settings), sort_keys=True))
 
 
@@ -34,14 +33,14 @@ def _part(kind: str, settings: str) -> KindPart:
 
 
 def ground_truth_of(case: Case, kind: RewardKind) -> Any:
-    """What the loader makes of the case's ground truth."""
+    """Return the case's ground truth as the loader parses it."""
     if not kind.needs_ground_truth:
         return case.ground_truth
     return kind.parse_ground_truth(case.ground_truth, place=case.label)
 
 
 def verdict_of(case: Case) -> Verdict:
-    """What the kind's stages say, one after the other."""
+    """Return the verdict of the kind's stages, run in order."""
     kind = reward_kind(part_of(case))
     request = RewardRequest("0.0", 0, case.response, ground_truth_of(case, kind))
     for stage in kind.used_stages():
@@ -52,5 +51,4 @@ def verdict_of(case: Case) -> Verdict:
 
 
 def misjudged(cases: Iterable[Case]) -> list[Case]:
-    """The cases whose verdict is wrong."""
     return [case for case in cases if not agrees(case, float(verdict_of(case).value or 0.0))]

@@ -1,5 +1,4 @@
-"""Where a final answer stands in a response, and what only looks like one. The numbers are plain ones: what is
-equal to what is the maths generators' subject."""
+"""Places of a final answer in a response, and decoys. Equality is the maths generators' subject."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ _INSTRUCTIONS = (
 
 
 def places(rng: random.Random) -> Iterator[Case]:
-    """Answers after thoughts, among empty boxes, repeated instructions and headings, twice in two spellings;
-    and answers that only a thought holds, headings alone, and two different answers."""
+    """Yield answers after thoughts, boxes or headings; and decoys in thoughts, or two answers."""
     while True:
         number = Fraction(rng.randint(-999, 9999), rng.choice((1, 1, 2, 4, 5, 8, 10)))
         wrong = number + rng.choice((1, -1, 10, Fraction(1, 2)))
@@ -30,7 +28,6 @@ def places(rng: random.Random) -> Iterator[Case]:
 
 
 def spelled(rng: random.Random, number: Fraction) -> str:
-    """A number as people write it."""
     ways = [_plain(number), f"\\frac{{{number.numerator}}}{{{number.denominator}}}"]
     if number.denominator == 1:
         ways = [_plain(number), f"{number.numerator:,}", f"{number.numerator}.0", f"${number.numerator}$"]
@@ -45,8 +42,9 @@ def _marked(rng: random.Random, number: Fraction) -> str:
     text = spelled(rng, number)
     return rng.choice(
         (
-            f"So it is \\boxed{{{text}}}.", f"#### {text}", f"Answer: {text}", f"**Answer:** {text}", f"<answer>{text}</answer>",
-            f"<answer>\n{text}\n</answer>", f"<answer>\\boxed{{{text}}}</answer>", f"<answer>Answer: {text}</answer>",
+            f"So it is \\boxed{{{text}}}.", f"#### {text}", f"Answer: {text}", f"**Answer:** {text}",
+            f"<answer>{text}</answer>", f"<answer>\n{text}\n</answer>", f"<answer>\\boxed{{{text}}}</answer>",
+            f"<answer>Answer: {text}</answer>",
         )
     )  # fmt: skip
 
@@ -114,15 +112,11 @@ def _nothing(rng: random.Random, number: Fraction, wrong: Fraction) -> str:
 _MAKERS = (
     (_after_thought, True, "after the last thought"),
     (_before_open_thought, True, "before a thought that stays open"),
-    (_among_noise, True, "beside an instruction or heading"),
-    (_twice, True, "twice, equal"),
-    (_measured, True, "with its unit and without"),
-    (_measured_twice, False, "with two units"),
+    (_among_noise, True, "beside an instruction or heading"), (_twice, True, "twice, equal"),
+    (_measured, True, "with its unit and without"), (_measured_twice, False, "with two units"),
     (_under_heading, True, "in the line under its heading"),
-    (_unclosed, False, "in a thought that stays open"),
-    (_closed_after, False, "in a thought alone"),
-    (_hedged, False, "two different answers"),
-    (_nothing, False, "no answer but a heading or an empty box"),
-)
+    (_unclosed, False, "in a thought that stays open"), (_closed_after, False, "in a thought alone"),
+    (_hedged, False, "two different answers"), (_nothing, False, "no answer but a heading or an empty box"),
+)  # fmt: skip
 
 GENERATORS: dict[str, Generator] = {"maths: where the answer stands": places}

@@ -1,4 +1,4 @@
-"""Responses in shape and nearly so, and texts that repeat themselves in ways that words alone do not show."""
+"""Responses in almost the required shape, and texts that repeat themselves in hidden ways."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from tests.support.verifier_cases.instructions import INVISIBLE, WORDS, sentence
 
 _FORMS = ("\\boxed{{{}}}", "#### {}", "Answer: {}")
 _SIGNS = {
-    "Han": "\u4eca\u65e5\u5929\u6c14\u5f88\u597d\u6211\u4eec\u53bb\u516c\u56ed\u770b\u82b1\u559d\u8336\u8bfb\u4e66\u5199\u5b57\u5403\u996d\u8def\u4e0a\u6709\u4eba\u5531\u6b4c",
-    "kana": "\u3042\u3044\u3046\u3048\u304a\u304b\u304d\u304f\u3051\u3053\u3055\u3057\u3059\u305b\u305d\u305f\u3061\u3064\u3066\u3068\u306a\u306b\u306c\u306d",
-    "Thai": "\u0e01\u0e02\u0e04\u0e07\u0e08\u0e09\u0e0a\u0e0b\u0e14\u0e15\u0e16\u0e17\u0e19\u0e1a\u0e1b\u0e1c\u0e1e\u0e1f\u0e21\u0e22\u0e23\u0e25",
+    "Han": "\u4eca\u65e5\u5929\u6c14\u5f88\u597d\u6211\u4eec\u53bb\u516c\u56ed\u770b\u82b1\u559d\u8336\u8bfb"
+    "\u4e66\u5199\u5b57\u5403\u996d\u8def\u4e0a\u6709\u4eba\u5531\u6b4c",
+    "kana": "\u3042\u3044\u3046\u3048\u304a\u304b\u304d\u304f\u3051\u3053\u3055\u3057\u3059\u305b\u305d\u305f"
+    "\u3061\u3064\u3066\u3068\u306a\u306b\u306c\u306d",
+    "Thai": "\u0e01\u0e02\u0e04\u0e07\u0e08\u0e09\u0e0a\u0e0b\u0e14\u0e15\u0e16\u0e17\u0e19\u0e1a\u0e1b\u0e1c"
+    "\u0e1e\u0e1f\u0e21\u0e22\u0e23\u0e25",
 }
 
 
 def one_answer(rng: random.Random) -> Iterator[Case]:
-    """Exactly one final answer behind marks of all kinds, and two of different kinds."""
+    """Yield one final answer after marks of all kinds, and two of different kinds."""
     while True:
         number, wrong = rng.sample(range(1000), 2)
         forms = [rng.choice(_FORMS) for _ in range(rng.randint(1, 3))]
@@ -42,7 +45,7 @@ def _format(rng: random.Random, body: str, right: bool, label: str) -> Case:
 
 
 def tags(rng: random.Random) -> Iterator[Case]:
-    """Tags in order with content, and without content to see, out of order, twice or missing."""
+    """Yield tags in order with content; and empty, out of order, twice or missing."""
     while True:
         thought, answer = (sentence(rng, rng.sample(WORDS, 4)) for _ in range(2))
         unseen = "".join(rng.choices(INVISIBLE + " \n", k=rng.randint(0, 6)))
@@ -50,21 +53,17 @@ def tags(rng: random.Random) -> Iterator[Case]:
         yield Case("format", good, None, True, "tags in order")
         wrong = rng.choice(
             (
-                good.replace(thought, ""),
-                good.replace(answer, rng.choice(("", "<!-- -->", "&nbsp;"))),
-                f"<answer>{answer}</answer><think>{thought}</think>",
-                good + good,
-                good.replace("</think>", ""),
-                good.replace("<answer>", ""),
-                f"<think>{thought}<answer>{answer}</answer></think>",
-                f"{thought} {answer}",
+                good.replace(thought, ""), good.replace(answer, rng.choice(("", "<!-- -->", "&nbsp;"))),
+                f"<answer>{answer}</answer><think>{thought}</think>", good + good,
+                good.replace("</think>", ""), good.replace("<answer>", ""),
+                f"<think>{thought}<answer>{answer}</answer></think>", f"{thought} {answer}",
             )
-        )
+        )  # fmt: skip
         yield Case("format", wrong, None, False, "tags out of shape")
 
 
 def repetition(rng: random.Random) -> Iterator[Case]:
-    """Texts that go on, with rules and lists in them; and words, signs and characters over and over."""
+    """Yield long texts with rules and lists; and repeated words, signs and characters."""
     while True:
         script = rng.choice(list(_SIGNS))
         yield Case("repetition", _goes_on(rng), None, True, "words that go on")
@@ -88,7 +87,7 @@ def _goes_on(rng: random.Random) -> str:
 
 
 def _again(rng: random.Random, phrase: Sequence[str]) -> str:
-    """The phrase many times, each time with other signs that nobody sees, or other capitals."""
+    """Repeat the phrase, each time with other invisible signs or capitals."""
 
     def disguised(word: str) -> str:
         cut = rng.randint(0, len(word))

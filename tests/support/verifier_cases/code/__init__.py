@@ -1,4 +1,4 @@
-"""Cases of the code verifier: programs in many styles, and wrong ones and cheats that are close."""
+"""Cases of the code verifier: programs in many styles, and close incorrect ones and cheats."""
 
 from __future__ import annotations
 

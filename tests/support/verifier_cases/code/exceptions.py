@@ -1,4 +1,4 @@
-"""Tests that a program meets with an exception: ends of loops, exits, the one that is asked for, and close ones."""
+"""Tests that meet exceptions: ends of loops, exits, the expected one, and close ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from tests.support.verifier_cases.case import Case
 
 _HOSTILE = (
-    "class Hostile(Exception):\n    def __str__(self): raise SystemExit\n    def __eq__(self, other): return True\n"
-    "    __hash__ = None\n    args = property(lambda self: 1 / 0)\n"
+    "class Hostile(Exception):\n    def __str__(self): raise SystemExit\n"
+    "    def __eq__(self, other): return True\n    __hash__ = None\n    args = property(lambda self: 1 / 0)\n"
     "class Bare(BaseException): pass\nclass Negative(ValueError): pass\nclass End(StopIteration): pass\n"
 )
 _RAISED = (
@@ -27,20 +27,26 @@ _LOOPS = (
     "assert [x for x in map(candidate, {inputs})] == {outputs}[:len(list(map(candidate, {inputs})))]",
     "assert all(candidate(x) == y for x, y in zip({inputs}, {outputs}))",
     "assert all(map(lambda pair: candidate(pair[0]) == pair[1], zip({inputs}, {outputs})))",
-    "inputs = iter({inputs})\n    got = list(iter(lambda: candidate(next(inputs, 9)), 82))\n    assert got == {outputs}[:len(got)]",
-    "got = []\n    got.extend(map(candidate, {inputs}))\n    assert all(a == b for a, b in zip(got, {outputs}))",
-    "try:\n        for x in map(candidate, {inputs}):\n            assert x in {outputs}\n    except ValueError:\n        assert False",
-    "class Rows:\n        def __getitem__(self, n):\n            if n == 3: raise StopIteration\n            return candidate({inputs}[n])\n"
-    "    got = [row for _, row in zip(range(3), Rows())]\n    assert got == {outputs}[:len(got)]",
+    "inputs = iter({inputs})\n    got = list(iter(lambda: candidate(next(inputs, 9)), 82))\n"
+    "    assert got == {outputs}[:len(got)]",
+    "got = []\n    got.extend(map(candidate, {inputs}))\n"
+    "    assert all(a == b for a, b in zip(got, {outputs}))",
+    "try:\n        for x in map(candidate, {inputs}):\n            assert x in {outputs}\n"
+    "    except ValueError:\n        assert False",
+    "class Rows:\n        def __getitem__(self, n):\n            if n == 3: raise StopIteration\n"
+    "            return candidate({inputs}[n])\n    got = [row for _, row in zip(range(3), Rows())]\n"
+    "    assert got == {outputs}[:len(got)]",
 )
-"""Tests that would pass where an exception of the candidate ended a loop."""
+"""Tests that would pass if a candidate's exception ended a loop."""
 
 _EXPECTING = (
     "try:\n        candidate(-1)\n    except {name}:\n        pass\n    else:\n        assert False",
-    "import contextlib\n    seen = True\n    with contextlib.suppress({name}):\n        candidate(-1)\n        seen = False\n    assert seen",
+    "import contextlib\n    seen = True\n    with contextlib.suppress({name}):\n        candidate(-1)\n"
+    "        seen = False\n    assert seen",
     "import unittest\n    with unittest.TestCase().assertRaises({name}):\n        candidate(-1)",
     "import unittest\n    unittest.TestCase().assertRaises({name}, candidate, -1)",
-    "try:\n        candidate(-1)\n        assert False, 'nothing raised'\n    except {name} as error:\n        assert 'negative' in str(error)",
+    "try:\n        candidate(-1)\n        assert False, 'nothing raised'\n    except {name} as error:\n"
+    "        assert 'negative' in str(error)",
 )
 _EXPECTED = (
     "ValueError", "TypeError", "KeyError", "RuntimeError", "ZeroDivisionError", "IndexError", "Exception",
@@ -48,7 +54,7 @@ _EXPECTED = (
 
 
 def exceptions(rng: random.Random) -> Iterator[Case]:
-    """Endless cases: an exception in a loop of the test, one the test asks for, another one, and none."""
+    """Yield exceptions in a test's loop: the expected one, another one, or none."""
     while True:
         yield _in_a_loop(rng)
         for raised in ("right", "derived", "other", "none"):
@@ -65,7 +71,8 @@ def _in_a_loop(rng: random.Random) -> Case:
     raised = rng.choice(_RAISED)
     program = rng.choice((
         f"{_HOSTILE}def f(x):\n    raise {raised}",
-        f"{_HOSTILE}def f(x, seen=[]):\n    seen.append(x)\n    if len(seen) > 1: raise {raised}\n    return x * x + 1",
+        f"{_HOSTILE}def f(x, seen=[]):\n    seen.append(x)\n    if len(seen) > 1: raise {raised}\n"
+        "    return x * x + 1",
     ))  # fmt: skip
     return _case(program, _loop(rng), False, f"{raised.partition('(')[0]} in a loop")
 
@@ -79,7 +86,8 @@ def _asked_for(raised: str, rng: random.Random) -> Case:
     source = {
         "right": f"raise {name if name != 'Exception' else 'ArithmeticError'}('negative')",
         "derived": f"raise type('Negative', ({name},), {{}})('negative')",
-        "other": f"raise {rng.choice(('SystemExit', 'KeyboardInterrupt', 'GeneratorExit', 'Bare'))}('negative')",
+        "other": f"raise "
+        f"{rng.choice(('SystemExit', 'KeyboardInterrupt', 'GeneratorExit', 'Bare'))}('negative')",
         "none": "return 'negative'",
     }[raised]
     test = rng.choice(_EXPECTING).format(name=name) + "\n    assert candidate(2) == 5"

@@ -1,4 +1,4 @@
-"""Responses whose program stands in a fence of some style among other blocks."""
+"""Responses with the program in some style of fence among other blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _PROSE = ("", "Here is the solution.", "It uses `len` and ``x``.", "1. First we 
 
 
 def fences(rng: random.Random) -> Iterator[Case]:
-    """Endless cases: of each layout a right one and a wrong one."""
     while True:
         for label, (layout, right) in _LAYOUTS.items():
             problem = rng.choice(PROBLEMS if label in _OF_ALL else PROBLEMS[:-2])
@@ -31,9 +30,9 @@ def fences(rng: random.Random) -> Iterator[Case]:
 def _fenced(text: str, rng: random.Random, *, info: str | None = None, prefix: str | None = None) -> str:
     marks = rng.choice(_MARKS)
     prefix = rng.choice(_PREFIXES) if prefix is None else prefix
-    rest = prefix if prefix.strip() in ("", ">") else " " * len(prefix)
+    indent = prefix if prefix.strip() in ("", ">") else " " * len(prefix)
     info = rng.choice(_INFOS) if info is None else info
-    return "\n".join([prefix + marks + info, *(rest + line for line in text.split("\n")), rest + marks])
+    return "\n".join([prefix + marks + info, *(indent + line for line in text.split("\n")), indent + marks])
 
 
 def _talk(rng: random.Random, *parts: str) -> str:
@@ -87,24 +86,20 @@ def _closed_by_another(problem: Problem, rng: random.Random) -> str:
 
 
 _LAYOUTS: dict[str, tuple[Callable[[Problem, random.Random], str], bool]] = {
-    "one block": (_alone("right"), True),
-    "one wrong block": (_alone("wrong"), False),
+    "one block": (_alone("right"), True), "one wrong block": (_alone("wrong"), False),
     "used after it": (_used("right", "python"), True),
     "wrong one used after it": (_used("wrong", "python"), False),
-    "output after it": (_used("right", "text"), True),
-    "unnamed output after it": (_used("right", ""), True),
+    "output after it": (_used("right", "text"), True), "unnamed output after it": (_used("right", ""), True),
     "mended by the last": (_then("wrong", "right"), True),
     "spoilt by the last": (_then("right", "wrong"), False),
     "right only in the thought": (_thought("right", "<think>\n", "</think>\nDone."), False),
     "in a thought that stays open": (_thought("right", "Well.\n<think>\n", ""), False),
     "wrong in the thought": (_thought_then("wrong", "right"), True),
-    "wrong after the thought": (_thought_then("right", "wrong"), False),
-    "nested": (_nested("right"), True),
-    "nested wrong": (_nested("wrong"), False),
-    "fences in a string": (_documented, True),
-    "never closed": (_unclosed, False),
-    "closed by too few": (_closed_by_another, False),
+    "wrong after the thought": (_thought_then("right", "wrong"), False), "nested": (_nested("right"), True),
+    "nested wrong": (_nested("wrong"), False), "fences in a string": (_documented, True),
+    "never closed": (_unclosed, False), "closed by too few": (_closed_by_another, False),
     "without a fence": (lambda problem, rng: problem.right, True),
-}
-_OF_ALL = ("one block", "one wrong block", "nested", "nested wrong", "mended by the last", "spoilt by the last",
-           "output after it", "unnamed output after it", "without a fence", "never closed")  # fmt: skip
+}  # fmt: skip
+_OF_ALL = ("one block", "one wrong block", "nested", "nested wrong", "mended by the last",
+           "spoilt by the last", "output after it", "unnamed output after it", "without a fence",
+           "never closed")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Small tasks with a right and a close wrong program each, and how they are written down."""
+"""Small tasks in several formats, each with a correct and a close incorrect program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """A task, and what a policy may write for it."""
+    """A task, and possible responses to it."""
 
     entry_point: str | None
     ground_truth: Mapping[str, Any]
@@ -37,7 +37,8 @@ PROBLEMS = (
     ),
     _function(
         "halves",
-        "from typing import List\n\ndef halves(xs: List[int]) -> List[float]:\n    return [x / 2 for x in xs]",
+        "from typing import List\n\ndef halves(xs: List[int]) -> List[float]:\n"
+        "    return [x / 2 for x in xs]",
         "def halves(xs):\n    return [x // 2 for x in xs]",
         [([[1, 2]], [0.5, 1.0]), ([[]], [])],
     ),
@@ -58,7 +59,8 @@ PROBLEMS = (
         {
             "entry_point": "double",
             "prompt": "def double(text):\n    '''The text twice.'''\n",
-            "test": "def check(candidate):\n    assert candidate('ab') == 'abab'\n    assert candidate('') == ''\n",
+            "test": "def check(candidate):\n    assert candidate('ab') == 'abab'\n"
+            "    assert candidate('') == ''\n",
         },
         "    return text * 2",
         "    return text + text[:1]",

@@ -1,4 +1,4 @@
-"""Values that a function returns, beside what is expected: the same one in another style, or a close one."""
+"""Returned values for an expected one: equal in another style, or close."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 from tests.support.verifier_cases.case import Case
 
 _Pair = tuple[str, Any]
-"""What the program's return statement says, and what the row expects."""
+"""The program's return expression, and the row's expected value."""
 
 
 def values(rng: random.Random) -> Iterator[Case]:
-    """Endless cases: a program that returns one value for a task that expects one."""
     while True:
         for right, table in ((True, _EQUAL), (False, _CLOSE)):
             for label, make in table.items():
@@ -25,7 +24,7 @@ def values(rng: random.Random) -> Iterator[Case]:
 
 
 def _case(source: str, expected: Any, right: bool, label: str) -> Case:
-    json.dumps(expected)  # as a row holds it
+    json.dumps(expected)  # as in a row
     program = (
         "import collections, enum\nfrom math import inf, nan\n"
         "class Named(int): pass\nclass Colour(str, enum.Enum): RED = 'red'\n"
@@ -36,7 +35,6 @@ def _case(source: str, expected: Any, right: bool, label: str) -> Case:
 
 
 def _wrapped(source: str, expected: Any, rng: random.Random) -> _Pair:
-    """The same inside containers."""
     for _ in range(rng.choice((0, 0, 1, 2))):
         match rng.randrange(3):
             case 0:
@@ -69,7 +67,7 @@ def _same(make: Callable[[random.Random], Any], shape: str = "{!r}") -> Callable
 
 
 def _moved(factor: float) -> Callable[[random.Random], _Pair]:
-    """A float beside the expected one, by a relative distance."""
+    """Return a float near the expected one, by a relative distance."""
 
     def pair(rng: random.Random) -> _Pair:
         value = _float(rng)
@@ -79,7 +77,7 @@ def _moved(factor: float) -> Callable[[random.Random], _Pair]:
 
 
 def _beside(shape: str, steps: tuple[float, ...]) -> Callable[[random.Random], _Pair]:
-    """A number beside the expected integer."""
+    """Return a number near the expected integer."""
 
     def pair(rng: random.Random) -> _Pair:
         value = rng.randrange(-(10**6), 10**6)
@@ -125,24 +123,19 @@ _CLOSE: dict[str, Callable[[random.Random], _Pair]] = {
     "zero for tiny": lambda rng: ("0.0", 10.0 ** -rng.randrange(7, 300)),
     "infinity for large": lambda rng: ("inf", 1.7e308),
     "not a number for a number": _same(_float, "nan if {!r} else 0"),
-    "bool for an integer": lambda rng: ("True", 1),
-    "integer for a bool": lambda rng: ("0", False),
-    "text for a number": _same(_int, "str({!r})"),
-    "number for text": lambda rng: ("1", "1"),
-    "bytes for text": lambda rng: ("b'a'", "a"),
-    "none for zero": lambda rng: ("None", 0),
+    "bool for an integer": lambda rng: ("True", 1), "integer for a bool": lambda rng: ("0", False),
+    "text for a number": _same(_int, "str({!r})"), "number for text": lambda rng: ("1", "1"),
+    "bytes for text": lambda rng: ("b'a'", "a"), "none for zero": lambda rng: ("None", 0),
     "empty of another kind": lambda rng: ("{}", []),
     "list in another order": _same(lambda rng: [2, _int(rng) + 10**41], "{!r}[::-1]"),
-    "list for a text": lambda rng: ("['a', 'b']", "ab"),
-    "longer list": _same(_ints, "{!r} + [1]"),
+    "list for a text": lambda rng: ("['a', 'b']", "ab"), "longer list": _same(_ints, "{!r} + [1]"),
     "shorter set": _same(lambda rng: [1, 2], "set({!r}[:1])"),
     "set for a list with doubles": lambda rng: ("{1}", [1, 1]),
     "float beside an element of a set": lambda rng: ("{1.0000001}", [1]),
-    "bool in a set": lambda rng: ("{True}", [1]),
-    "another key": lambda rng: ("{1: 'a'}", {"2": "a"}),
+    "bool in a set": lambda rng: ("{True}", [1]), "another key": lambda rng: ("{1: 'a'}", {"2": "a"}),
     "one key twice": lambda rng: ("{1: 'a', '1': 'a'}", {"1": "a"}),
     "too large for a float": lambda rng: ("10**400", 1e300),
     "too many digits for a key": lambda rng: ("{10**5000: 1}", {"1": 1}),
     "equal to everything": lambda rng: ("type('L', (), {'__eq__': lambda s, o: True})()", 1),
     "subclass that lies": lambda rng: ("type('I', (int,), {'__eq__': lambda s, o: True})(3)", 4),
-}
+}  # fmt: skip

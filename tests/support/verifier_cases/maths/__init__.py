@@ -1,1 +1,1 @@
-"""What is equal to what in maths: a module for each kind of thing that an answer may be."""
+"""Equality in maths, one module per kind of answer."""

@@ -1,4 +1,4 @@
-"""Cases whose answer stands in a box."""
+"""Cases with a boxed answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.verifier_cases.case import Case
 
 
 def boxed(answer: str, ground_truth: str, right: bool, label: str, **settings: Any) -> Case:
-    """A response that says no more than its answer."""
+    """Return a case whose response is only the answer."""
     return Case(
         "maths", f"Therefore the answer is \\boxed{{{answer}}}.", ground_truth, right, label, settings
     )

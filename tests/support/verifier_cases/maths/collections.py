@@ -10,20 +10,19 @@ from tests.support.verifier_cases.maths.boxed import boxed
 
 
 def several(rng: random.Random) -> Iterator[Case]:
-    """Order counts in tuples and brackets, repetitions in sets and lists, ends in intervals, places in
-    matrices."""
+    """Order counts in tuples, repetitions in sets and lists, ends in intervals, places in matrices."""
     while True:
         items = rng.sample(range(-20, 60), rng.randint(3, 5))
         turned = items[1:] + items[:1]
-        more = [*items, items[0]]
+        repeated = [*items, items[0]]
         for opening, closing in (("\\{", "\\}"), ("", "")):
             truth = _joined(items, opening, closing)
             yield boxed(_joined(turned, opening, closing), truth, True, "another order in a set or list")
-            yield boxed(_joined(more, opening, closing), truth, False, "one more time")
-            yield boxed(truth, _joined(more, opening, closing), False, "one time less")
+            yield boxed(_joined(repeated, opening, closing), truth, False, "one more time")
+            yield boxed(truth, _joined(repeated, opening, closing), False, "one time less")
             yield boxed(
                 _joined([*items, items[1]], opening, closing),
-                _joined(more, opening, closing),
+                _joined(repeated, opening, closing),
                 False,
                 "another twice",
             )
@@ -77,7 +76,7 @@ def _matrices(items: list[int]) -> Iterator[Case]:
 
 
 def bases(rng: random.Random) -> Iterator[Case]:
-    """Numbers in a base: its digits, with or without it; the number itself and other bases are the question."""
+    """Yield numbers in a base: digits with and without the base, the plain number, and other bases."""
     while True:
         number, base = rng.randint(20, 400), rng.choice((2, 3, 5, 7, 8))
         digits, truth = _digits(number, base), f"{_digits(number, base)}_{{{base}}}"

@@ -1,4 +1,4 @@
-"""Decimals of numbers that have none, and numbers that differ by very little."""
+"""Decimals of irrational numbers, and numbers that differ by very little."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PI = decimal.Decimal("3.1415926535897932384626433832795028841971693993751058209
 
 
 def decimals(rng: random.Random) -> Iterator[Case]:
-    """Roots and multiples of pi, correctly rounded or not, bare and in brackets; fractions cut off."""
+    """Yield roots and multiples of pi, correctly rounded or not, bare and in brackets; cut fractions."""
     while True:
         text, value = _irrational(rng)
         significant = rng.randint(6, 20)
@@ -33,7 +33,7 @@ def decimals(rng: random.Random) -> Iterator[Case]:
 
 
 def _close_numbers(rng: random.Random, text: str) -> Iterator[Case]:
-    """Differences that a threshold would not see."""
+    """Yield differences that a threshold would miss."""
     tiny = f"10^{{-{rng.randint(7, 300)}}}"
     yield boxed(f"{text}+{tiny}", text, False, "a tiny difference")
     yield boxed(f"2\\cdot {tiny}", tiny, False, "twice a tiny number")
@@ -63,7 +63,7 @@ def _rounded(value: decimal.Decimal, significant: int) -> str:
 
 
 def _next(text: str) -> str:
-    """Another last digit, in the middle of the ten so that nothing carries."""
+    """Change the last digit, away from 0 and 9 so that nothing carries."""
     return text[:-1] + str((int(text[-1]) + 5) % 10)
 
 

@@ -1,5 +1,4 @@
-"""Expressions in other forms: commuted, expanded, with other roots and fractions, in Unicode, with complex
-numbers; and close ones of another value."""
+"""Expressions in equal forms (commuted, expanded, Unicode, complex), and close ones of other values."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from tests.support.verifier_cases.maths.boxed import boxed
 
 
 def expressions(rng: random.Random) -> Iterator[Case]:
-    """Polynomials, roots, fractions, functions."""
     while True:
         a, b, c = rng.sample(range(2, 30), 3)
         letters = rng.sample("abcdmnpqrstuvwxyz", 3)
@@ -59,14 +57,14 @@ def _roots(a: int, b: int, c: int) -> Iterator[Case]:
     yield boxed(f"\\sqrt{{{a * a * b}}}", f"{a}\\sqrt{{{b}}}", True, "a factor before the root")
     yield boxed(f"{a}\\sqrt{{{b}}}+1", f"\\sqrt{{{a * a * b}}}", False, "one more")
     yield boxed(f"\\frac{{{a}}}{{\\sqrt{{{b}}}}}", f"\\frac{{{a}\\sqrt{{{b}}}}}{{{b}}}", True, "a root below")
-    yield boxed(f"\\frac {a % 9 + 1} {b % 9 + 1}", f"\\frac{{{a % 9 + 1}}}{{{b % 9 + 1}}}".replace("{}", ""), True, "a fraction without braces")  # fmt: skip
+    yield boxed(f"\\frac {a % 9 + 1} {b % 9 + 1}", f"\\frac{{{a % 9 + 1}}}{{{b % 9 + 1}}}".replace("{}", ""),
+                True, "a fraction without braces")  # fmt: skip
     yield boxed(f"\\sqrt{{{a}}}+\\sqrt{{{b}}}", f"\\sqrt{{{a + b}}}", False, "roots are not added so")
     yield boxed(f"\\sqrt{{{a + b}+2\\sqrt{{{a * b}}}}}", f"\\sqrt{{{b}}}+\\sqrt{{{a}}}", True, "nested roots")
     yield boxed(f"{c}^{{-1}}", f"\\frac{{1}}{{{c}}}", True, "a negative power")
 
 
 def complex_numbers(rng: random.Random) -> Iterator[Case]:
-    """i is the imaginary unit."""
     while True:
         a, b = rng.randint(1, 20), rng.randint(2, 20)
         truth = f"{a}+{b}i"

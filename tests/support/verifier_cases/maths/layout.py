@@ -1,4 +1,4 @@
-"""Answers that LaTeX sets differently and that say the same: spacing, sizes, colours, braces, names of a tuple."""
+"""LaTeX layouts of equal answers: spacing, sizes, colours, braces, names of a tuple."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from tests.support.verifier_cases.case import Case, Generator
 from tests.support.verifier_cases.maths.boxed import boxed
 
 _ANYWHERE = (
-    "", "", " ", "  ", "~", "\\,", "\\, ", "\\;", "\\:", "\\>", "\\ ", "\\!", "\\! ", "\\quad ", "\\qquad ", "\\thinspace ",
-    "\\hspace{2pt}", "\\hspace*{-1em}", "\\mspace{3mu} ", "\\kern2pt ", "\\displaystyle ", "\\textstyle ", "\\large ",
-    "\\Large\n", "\\small ", "\\color{red}", "\\color[rgb]{1,0,0} ", "\\phantom{0}", "\\vphantom{x} ", "\\negthinspace ", "\u2009",
+    "", "", " ", "  ", "~", "\\,", "\\, ", "\\;", "\\:", "\\>", "\\ ", "\\!", "\\! ", "\\quad ", "\\qquad ",
+    "\\thinspace ", "\\hspace{2pt}", "\\hspace*{-1em}", "\\mspace{3mu} ", "\\kern2pt ", "\\displaystyle ",
+    "\\textstyle ", "\\large ", "\\Large\n", "\\small ", "\\color{red}", "\\color[rgb]{1,0,0} ",
+    "\\phantom{0}", "\\vphantom{x} ", "\\negthinspace ", "\u2009",
 )  # fmt: skip
 _AROUND = (
-    "{}", "{{{}}}", "${}$", "{{\\large {}}}", "\\textcolor{{blue}}{{{}}}", "\\color{{red}}{{{}}}", "{{\\color{{red}} {}}}",
-    "\\colorbox{{yellow}}{{${}$}}", "{{${}$}}", "\\displaystyle {}", "\\left. {}\\right.",
+    "{}", "{{{}}}", "${}$", "{{\\large {}}}", "\\textcolor{{blue}}{{{}}}", "\\color{{red}}{{{}}}",
+    "{{\\color{{red}} {}}}", "\\colorbox{{yellow}}{{${}$}}", "{{${}$}}", "\\displaystyle {}",
+    "\\left. {}\\right.",
 )  # fmt: skip
 _BRACKETS = (
-    ("", ""),
-    ("\\left", "\\right"),
-    ("\\bigl", "\\bigr"),
-    ("\\Big", "\\Big"),
-    ("\\Biggl ", "\\Biggr "),
-)
+    ("", ""), ("\\left", "\\right"), ("\\bigl", "\\bigr"), ("\\Big", "\\Big"), ("\\Biggl ", "\\Biggr "),
+)  # fmt: skip
 _ROWS = (
     "\\\\", "\\\\ ", "\\\\[6pt]", "\\\\[0.3em] ", "\\\\ [-1ex]", "\\\\*", "\\\\*[2mm]", "\\cr ",
     "\\\\ \\hline ",
@@ -33,14 +31,14 @@ _THOUSANDS = (",", "{,}", "{,} ", ",\\!", ",\\! ", ", \\!", "\\,", "\\, ", "\\ "
 
 
 def set_differently(rng: random.Random) -> Iterator[Case]:
-    """One thing in two layouts, in the answer, the ground truth or both; and another thing in one of them. No number behind a comma has
-    three digits: 17,\\! 170 is one number."""
+    """Vary the layout of equal and other answers; never three digits after a comma (17,\\! 170)."""
     while True:
         a, b, c = rng.sample(range(2, 60), 3)
         opening, closing = rng.choice(_BRACKETS)
         for shape in (
             "@{a}@", "@\\frac{{{a}}}{{61}}@", "x^2@+@{a}x@-@{b}", "{a}@\\sqrt{{3}}@+@\\pi@", "@{a}@\\pi@ r@",
-            "{o}(@{a}@,@{b}@,@{c}@{e})", "{o}\\{{@{a}@,@{b}@{e}\\}}", "{o}[@{a}@,@99@{e})", "x@=@{a}", "x@<@{a}@", "x@\\le@ {a}",
+            "{o}(@{a}@,@{b}@,@{c}@{e})", "{o}\\{{@{a}@,@{b}@{e}\\}}", "{o}[@{a}@,@99@{e})", "x@=@{a}",
+            "x@<@{a}@", "x@\\le@ {a}",
         ):  # fmt: skip
             truth, wrong = (shape.format(a=n, b=b, c=c, o="", e="").replace("@", "") for n in (a, a + 1))
             for number, right in ((a, True), (a + 1, False)):
@@ -84,7 +82,7 @@ def _thousands(rng: random.Random) -> Iterator[Case]:
 
 
 def products(rng: random.Random) -> Iterator[Case]:
-    """Products of letters with spaces, in another order, with signs; and those with another letter or a sum."""
+    """Yield products of letters with spaces, reordered, with signs; and with another letter or a sum."""
     while True:
         names = rng.sample("abckmnpqrstuvwxyz", rng.randint(2, 4))
         other = rng.choice([n for n in "abckmnpqrstuvwxyz" if n not in names])
@@ -100,7 +98,7 @@ def products(rng: random.Random) -> Iterator[Case]:
 
 
 def named(rng: random.Random) -> Iterator[Case]:
-    """A tuple or set with names for its parts or itself, and the same without."""
+    """Yield tuples and sets with and without names."""
     while True:
         values = rng.sample(range(-20, 60), rng.randint(2, 3))
         names = ["x", "y", "z"][: len(values)]
@@ -126,14 +124,14 @@ def _tuple(values: list[int]) -> str:
 
 
 def short_exponents(rng: random.Random) -> Iterator[Case]:
-    """Ground truths like 1e-5 are numerals, and Euler's number in their place is wrong."""
+    """Truths like 1e-5 are numerals; Euler's number in their place is incorrect."""
     while True:
         digit, exponent = rng.randint(1, 9), rng.randint(1, 9)
         truth = f"{digit}{rng.choice('eE')}-{exponent}"
         value = f"0.{'0' * (exponent - 1)}{digit}"
         for text in (
-            truth, f"{digit}\\times 10^{{-{exponent}}}", f"{digit}E-{exponent}", f"{digit}e-0{exponent}", value,
-            f"\\frac{{{digit}}}{{{10**exponent}}}",
+            truth, f"{digit}\\times 10^{{-{exponent}}}", f"{digit}E-{exponent}", f"{digit}e-0{exponent}",
+            value, f"\\frac{{{digit}}}{{{10**exponent}}}",
         ):  # fmt: skip
             yield boxed(text, truth, True, "a short exponent")
         euler = 2.718281828459045 * digit - exponent
@@ -146,7 +144,7 @@ def short_exponents(rng: random.Random) -> Iterator[Case]:
 
 
 def beyond_floats(rng: random.Random) -> Iterator[Case]:
-    """Numbers that no float holds, with and without a tolerance."""
+    """Yield numbers beyond floats, with and without a tolerance."""
     while True:
         digits, exponent = rng.randint(1001, 9989), rng.choice((1, -1)) * rng.randint(310, 990)
         truth = f"{digits}\\times 10^{{{exponent}}}"
@@ -162,9 +160,7 @@ def beyond_floats(rng: random.Random) -> Iterator[Case]:
 
 
 GENERATORS: dict[str, Generator] = {
-    "maths: layout": set_differently,
-    "maths: products with spaces": products,
-    "maths: named tuples and sets": named,
-    "maths: short exponents": short_exponents,
+    "maths: layout": set_differently, "maths: products with spaces": products,
+    "maths: named tuples and sets": named, "maths: short exponents": short_exponents,
     "maths: beyond floats": beyond_floats,
-}
+}  # fmt: skip

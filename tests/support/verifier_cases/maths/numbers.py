@@ -1,4 +1,4 @@
-"""Numbers in scientific and other notations, and answers that leave an integer to be worked out."""
+"""Numbers in scientific and other notations, and unevaluated integers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.verifier_cases.maths.boxed import boxed
 
 
 def notations(rng: random.Random) -> Iterator[Case]:
-    """One number in two notations; another exponent, another digit, another sign."""
+    """Yield one number in two notations; and another exponent, digit or sign."""
     while True:
         digits, exponent = rng.randint(11, 9999), rng.choice([*range(-30, -3), *range(4, 40)])
         if digits % 10 == 0:
@@ -42,7 +42,7 @@ def _notations(digits: int, exponent: int) -> list[str]:
 
 
 def unevaluated(rng: random.Random) -> Iterator[Case]:
-    """Where an integer is asked for: the integer in its spellings, and what is still to be worked out."""
+    """Yield an integer in its spellings, and expressions that still need evaluation."""
     while True:
         left, right = rng.randint(12, 99), rng.randint(12, 99)
         value, root = left * right, rng.choice([n for n in range(3, 30) if n != 10])

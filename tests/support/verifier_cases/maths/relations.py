@@ -1,4 +1,4 @@
-"""Equations and inequalities: one times a factor, solved, turned round; and others that look like them."""
+"""Equations and inequalities: multiplied, solved, turned round; and similar ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tests.support.verifier_cases.maths.boxed import boxed
 
 
 def equations(rng: random.Random) -> Iterator[Case]:
-    """Lines, circles, roots of polynomials, values of a variable."""
     while True:
         slope, shift, factor = rng.randint(2, 9), rng.randint(1, 20), rng.randint(2, 5)
         line = f"y={slope}x+{shift}"

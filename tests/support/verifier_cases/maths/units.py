@@ -1,4 +1,4 @@
-"""Units: the same quantity in several, and letters and words that are none."""
+"""One quantity in several units, and letters and words that are not units."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from tests.support.verifier_cases.case import Case, Generator
 from tests.support.verifier_cases.maths.boxed import boxed
 
 _FAMILIES = (
-    {"mm": 1, "cm": 10, "m": 1000, "km": 10**6},
-    {"mg": 1, "g": 1000, "kg": 10**6},
-    {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400},
-    {"inches": 1, "feet": 12, "yards": 36},
-    {"ml": 1, "liters": 1000},
-    {"cents": 1, "dollars": 100},
-    {"months": 1, "years": 12},
+    {"mm": 1, "cm": 10, "m": 1000, "km": 10**6}, {"mg": 1, "g": 1000, "kg": 10**6},
+    {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}, {"inches": 1, "feet": 12, "yards": 36},
+    {"ml": 1, "liters": 1000}, {"cents": 1, "dollars": 100}, {"months": 1, "years": 12},
     {"ounces": 1, "pounds": 16},
-)
+)  # fmt: skip
 _RATES = (
     ("km/h", "\\text{km per hour}"),
     ("m/s", "\\mathrm{m}\\,\\mathrm{s}^{-1}"),
@@ -31,8 +27,7 @@ _NO_UNITS = (
 
 
 def units(rng: random.Random) -> Iterator[Case]:
-    """A ground truth with a unit, without one, with a compound one; the answer with none, the same quantity,
-    another unit, another kind of unit, and letters that are variables."""
+    """Truths with, without and with compound units; answers with none, equal, other and false units."""
     while True:
         number, family, other = rng.randint(2, 400), *rng.sample(_FAMILIES, 2)
         unit, second = rng.sample(sorted(family), 2)
@@ -60,7 +55,8 @@ def units(rng: random.Random) -> Iterator[Case]:
 
 def _rates(rng: random.Random, number: int) -> Iterator[Case]:
     plain, spelled = rng.choice(_RATES)
-    yield boxed(f"{number} {spelled}" if "\\" not in spelled else f"{number}{spelled}", f"{number}\\text{{ {plain}}}", True, "a compound unit")  # fmt: skip
+    yield boxed(f"{number} {spelled}" if "\\" not in spelled else f"{number}{spelled}",
+                f"{number}\\text{{ {plain}}}", True, "a compound unit")  # fmt: skip
     yield boxed(f"{number}\\text{{ {plain}}}", str(number), True, "a compound unit where none is asked for")
 
 

@@ -1,4 +1,4 @@
-"""Float8 recipes by name alone: Megatron subclasses one when it is imported."""
+"""Float8 recipe names: Megatron subclasses one on import."""
 
 
 class DelayedScaling: ...

@@ -3,16 +3,6 @@ from transformer_engine.pytorch.attention import DotProductAttention
 from transformer_engine.pytorch.module import GroupedLinear, LayerNorm, LayerNormLinear, Linear, RMSNorm
 
 __all__ = [
-    "DotProductAttention",
-    "GroupedLinear",
-    "LayerNorm",
-    "LayerNormLinear",
-    "Linear",
-    "RMSNorm",
-    "distributed",
-    "fp8",
-    "ops",
-    "optimizers",
-    "permutation",
-    "router",
-]
+    "DotProductAttention", "GroupedLinear", "LayerNorm", "LayerNormLinear", "Linear", "RMSNorm",
+    "distributed", "fp8", "ops", "optimizers", "permutation", "router",
+]  # fmt: skip

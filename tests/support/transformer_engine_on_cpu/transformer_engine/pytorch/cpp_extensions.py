@@ -24,7 +24,7 @@ def general_gemm(
     extra_output: None = None,
     bulk_overlap: bool = False,
 ) -> list[Tensor | None]:
-    """B A with A, B transposed as `layout` says, in column-major words: "TN" is B A^T, plus `bias`. Sums are float32."""
+    """Return B A plus `bias` in float32, column-major, transposed by `layout`: "TN" is B A^T."""
     assert out is None and layout in ("TN", "NN", "NT")
     left, right = B.float(), A.float()
     product = left @ right.t() if layout == "TN" else left @ right if layout == "NN" else left.t() @ right

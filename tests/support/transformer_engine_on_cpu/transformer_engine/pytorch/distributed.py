@@ -1,4 +1,4 @@
-"""Random states and activation recompute, as far as Megatron names them; it recomputes by its own function."""
+"""The random states and activation recompute that Megatron imports; it recomputes by its own function."""
 
 import contextlib
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def activation_recompute_forward(
 
 
 def checkpoint(function, *args, **kwargs):
-    """As the real one takes and drops its options; recomputes with torch's own."""
+    """Drop the real one's options, and recompute with torch."""
     for option in ("distribute_saved_activations", "get_rng_state_tracker", "tp_group"):
         kwargs.pop(option, None)
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=True, **kwargs)

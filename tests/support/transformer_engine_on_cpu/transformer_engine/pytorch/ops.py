@@ -1,4 +1,4 @@
-"""The operation fuser's names; Megatron derives classes from them when it is imported and uses none here."""
+"""The operation fuser's names: Megatron subclasses them on import and uses none here."""
 
 import torch
 

@@ -34,7 +34,7 @@ def multi_tensor_scale_tensor(
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """AdamW. A group counts its steps; a parameter's state is made at its first step, in the dtypes asked for."""
+    """AdamW with a step count per group; states are made at the first step, in the given dtypes."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class FusedAdam(torch.optim.Optimizer):
         state.copy_(unscaled_state)
 
     def state_dict(self) -> dict[str, Any]:
-        """With all states in float32."""
-        found = super().state_dict()
-        for state in found["state"].values():
+        """Return all states in float32."""
+        result = super().state_dict()
+        for state in result["state"].values():
             state.update({name: value.float() for name, value in state.items()})
-        return found
+        return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -138,4 +138,4 @@ class FusedAdam(torch.optim.Optimizer):
 
 
 class FusedSGD(torch.optim.Optimizer):
-    """No run has one."""
+    """Unused by runs."""

@@ -1,4 +1,4 @@
-"""Tokens sorted by expert and back. The row map is the real one's in use, not in layout: nobody looks into it."""
+"""Sort tokens by expert and back; the row map is opaque, so its layout differs from the real one."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from torch import Tensor
 def moe_permute_with_probs(
     inp: Tensor, probs: Tensor, routing_map: Tensor, num_out_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """inp [n, H], probs and routing_map [n, E] -> copies [out, H] by expert, their probs [out], the row map."""
+    """inp [n, H], probs and routing_map [n, E] -> copies [out, H] by expert, probs [out], row map."""
     chosen = routing_map.bool().t()
     tokens = chosen.nonzero()[:, 1]
     assert len(tokens) == num_out_tokens > 0
@@ -23,14 +23,13 @@ def moe_unpermute(
     probs: None = None,
     pad_offsets: None = None,
 ) -> Tensor:
-    """The sums of a token's copies [n, H], made in float32."""
+    """Sum a token's copies [n, H] in float32."""
     assert merging_probs is None and restore_shape is not None and pad_offsets is None
     total = torch.zeros(restore_shape, dtype=torch.float32, device=inp.device)
     return total.index_add(0, row_id_map, inp.float()).to(inp.dtype)
 
 
 def moe_sort_chunks_by_index(inp: Tensor, split_sizes: Tensor, sorted_index: Tensor) -> Tensor:
-    """Chunks of the given sizes in another order."""
     parts = inp.split(split_sizes.tolist())
     return torch.cat([parts[index] for index in sorted_index.tolist()])
 

@@ -1,4 +1,4 @@
-"""The choice of experts in one call, in float32."""
+"""Choose experts in one call, in float32."""
 
 import torch
 from torch import Tensor

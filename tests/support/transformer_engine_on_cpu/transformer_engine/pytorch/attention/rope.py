@@ -15,12 +15,12 @@ def apply_rotary_pos_emb(
     cp_size: int = 1,
     cp_rank: int = 0,
 ) -> Tensor:
-    """The first D of t [N, H, W] turned by the angles freqs [positions, 1, 1, D] float32, whose halves are alike; in float32."""
+    """Turn the first D of t [N, H, W] by freqs [positions, 1, 1, D] float32 with equal halves, in float32."""
     assert fused and tensor_format == "thd" and not interleaved and cu_seqlens is not None
     assert freqs.dtype == torch.float32 and cp_size == 1 and cp_rank == 0
     positions = torch.cat([torch.arange(size) for size in cu_seqlens.diff().tolist()])
     angles = freqs[positions, :, 0]
-    x, rest = t.float().tensor_split([freqs.shape[-1]], dim=-1)
+    x, unrotated = t.float().tensor_split([freqs.shape[-1]], dim=-1)
     first, second = x.chunk(2, dim=-1)
     turned = x * angles.cos() + torch.cat((-second, first), dim=-1) * angles.sin()
-    return torch.cat((turned, rest), dim=-1).to(t.dtype)
+    return torch.cat((turned, unrotated), dim=-1).to(t.dtype)

@@ -1,4 +1,4 @@
-"""What all modules with weights share: an extra state that is empty without float8, and how a weight gets its gradient."""
+"""Shared by all modules with weights: an empty extra state, and gradients of weights."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) -> Tensor:
-    """What stands for a gradient that lies in `main_grad` already; garbage unless `zero`."""
+    """Return a placeholder for a gradient that is already in `main_grad`; garbage unless `zero`."""
     return torch.full(shape, 0.0 if zero else float("nan"), dtype=dtype)
 
 
@@ -30,7 +30,6 @@ class TransformerEngineBaseModule(torch.nn.Module):
 def initialise(
     weight: Tensor, init_method: Any, get_rng_state_tracker: Any, rng_tracker_name: str | None
 ) -> None:
-    """Fills a weight, from the random states that Megatron keeps for it."""
     if get_rng_state_tracker is None:
         init_method(weight)
         return
@@ -39,13 +38,13 @@ def initialise(
 
 
 def mark(parameter: Tensor, *, dim: int) -> None:
-    """Marks a weight as tensor-parallel, parallel or not, as the real modules do."""
+    """Mark a weight as tensor-parallel, parallel or not, like the real modules."""
     for name, value in (("tensor_model_parallel", True), ("partition_dim", dim), ("partition_stride", 1)):
         setattr(parameter, name, value)
 
 
 class Product(torch.autograd.Function):
-    """x w^T; with `fused`, the weight's gradient is added to its float32 `main_grad` and a dummy is returned."""
+    """Computes x w^T; `fused` adds the gradient to the float32 `main_grad` and returns a dummy."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, fused: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear layers, alone, behind a norm, and grouped; split over a tensor-parallel group by Megatron's own collectives."""
+"""Linear layers: alone, after a norm, and grouped; split by Megatron's tensor-parallel collectives."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ class Linear(TransformerEngineBaseModule):
         fp8_output: bool | None = False,
         fp8_grad: bool | None = False,
     ) -> Any:
-        """The output [*, out], with the bias where that is returned and not added."""
+        """Return the output [*, out], with the bias if it is returned and not added."""
         out = self._leave(Product.apply(self._enter(inp), self.weight, self._fused()))
         if self.return_bias:
             return out, self.bias
@@ -68,7 +68,7 @@ class Linear(TransformerEngineBaseModule):
         return self.fuse_wgrad_accumulation and self.weight.requires_grad and torch.is_grad_enabled()
 
     def _enter(self, x: Tensor) -> Tensor:
-        """The input of all tokens, where the layer's output is split."""
+        """Gather the input of all tokens if the output is split."""
         from megatron.core.tensor_parallel import mappings
 
         if self.parallel_mode != "column" or self.tp_size == 1:
@@ -78,7 +78,7 @@ class Linear(TransformerEngineBaseModule):
         return mappings.copy_to_tensor_model_parallel_region(x, group=self.tp_group)
 
     def _leave(self, y: Tensor) -> Tensor:
-        """The sum of the ranks' outputs, where the layer's input is split."""
+        """Sum the ranks' outputs if the input is split."""
         from megatron.core.tensor_parallel import mappings
 
         if self.parallel_mode != "row" or self.tp_size == 1:
@@ -187,7 +187,7 @@ class GroupedLinear(TransformerEngineBaseModule):
     def forward(
         self, inp: Tensor, m_splits: list[int] | Tensor, is_first_microbatch: bool | None = None
     ) -> Any:
-        """The outputs [N, out], with the experts' biases where those are returned and not added."""
+        """Return the outputs [N, out], with the experts' biases if they are returned and not added."""
         sizes = [int(size) for size in m_splits]
         fused = self.fuse_wgrad_accumulation and torch.is_grad_enabled()
         outputs = [

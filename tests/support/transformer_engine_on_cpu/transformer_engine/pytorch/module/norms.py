@@ -33,4 +33,4 @@ class RMSNorm(torch.nn.Module):
 
 
 class LayerNorm(torch.nn.Module):
-    """No model here has one."""
+    """Unused by the models here."""

@@ -2,4 +2,4 @@ import torch
 
 
 class QuantizedTensor(torch.Tensor):
-    """No tensor is one."""
+    """Unused by tensors here."""
