@@ -1,4 +1,4 @@
-"""The command's words: configuration may stand on both sides of an option; what nobody knows is refused."""
+"""The command line: settings may stand on both sides of an option; unknown words are refused."""
 
 import os
 import subprocess

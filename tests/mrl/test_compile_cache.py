@@ -1,4 +1,4 @@
-"""Compiled code comes from a folder of this user's, whoever made torch's default first."""
+"""Compiled code comes from this user's folder, whoever made torch's default first."""
 
 import os
 import tempfile
@@ -13,7 +13,7 @@ from tests.support.another_user import NOBODY, by_root
 
 @pytest.fixture
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """torch's, in a folder for temporary files of this test; there is none yet, and the home is empty."""
+    """Return torch's default folder, which does not exist yet, with an empty home."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for variable in (compile_cache.VARIABLE, compile_cache.EXTENSIONS, "XDG_CACHE_HOME"):
         monkeypatch.setenv(variable, "")  # what a test sets is taken back after it
@@ -36,17 +36,17 @@ def test_a_default_that_nobody_has_becomes_the_users(default: Path) -> None:
 
 
 @by_root
-@pytest.mark.parametrize("said", [False, True])
-def test_another_users_default_is_left_alone(default, said, monkeypatch) -> None:
+@pytest.mark.parametrize("is_set", [False, True])
+def test_another_users_default_is_left_alone(default, is_set, monkeypatch) -> None:
     default.mkdir(mode=0o777)
     os.chown(default, NOBODY, NOBODY)
-    if said:  # as torch says once its compiler is imported
+    if is_set:  # as torch says once its compiler is imported
         monkeypatch.setenv(compile_cache.VARIABLE, str(default))
     compile_cache.use_own_compile_cache()
-    own = Path(os.environ[compile_cache.VARIABLE])
-    assert own == default.parent / "home/.cache/mrl/torchinductor" and own.stat().st_mode & 0o777 == 0o700
+    path = Path(os.environ[compile_cache.VARIABLE])
+    assert path == default.parent / "home/.cache/mrl/torchinductor" and path.stat().st_mode & 0o777 == 0o700
     assert os.environ[compile_cache.HEADERS] == "0", "torch keeps these in its default folder"
-    os.chown(own, NOBODY, NOBODY)
+    os.chown(path, NOBODY, NOBODY)
     monkeypatch.setenv(compile_cache.VARIABLE, str(default))
     with pytest.raises(ConfigError, match="TORCHINDUCTOR_CACHE_DIR"):
         compile_cache.use_own_compile_cache()
@@ -61,7 +61,7 @@ def test_a_link_in_the_defaults_place_is_not_followed(default: Path) -> None:
 
 @pytest.mark.parametrize("home", ["home", "/proc/self"])
 def test_extensions_are_kept_below_a_home_that_can_be_written(home, default, monkeypatch) -> None:
-    """Else with what else is compiled; nobody can make a folder in /proc/self."""
+    """Otherwise with the other compiled code; nobody can make a folder in /proc/self."""
     monkeypatch.setenv("HOME", str(default.parent / home))
     compile_cache.use_own_compile_cache()
     elsewhere = None if home == "home" else f"{default}/extensions"

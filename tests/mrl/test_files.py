@@ -1,4 +1,4 @@
-"""Files that others may have put there first, and that two commands want."""
+"""Files that others put there first, and files that two commands want."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mrl.files import highest_number, output_lock, put_aside, replace_durably, r
 
 
 def test_one_command_holds_what_it_writes(tmp_path: Path) -> None:
-    """Another process is told who; an end of the holder, however it comes, gives it free."""
+    """Another process learns who holds the lock; any end of the holder releases it."""
     out = tmp_path / "a folder" / "out"
     code = (
         "import sys; from pathlib import Path; from mrl.files import output_lock\n"
@@ -24,8 +24,8 @@ def test_one_command_holds_what_it_writes(tmp_path: Path) -> None:
     words = [sys.executable, "-c", code, str(out)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        said = rf"--out {out} is in use by host .* pid {other.pid}; wait"
-        with pytest.raises(ConfigError, match=said), output_lock(out, "--out"):
+        message = rf"--out {out} is in use by host .* pid {other.pid}; wait"
+        with pytest.raises(ConfigError, match=message), output_lock(out, "--out"):
             pass
         other.kill()
         other.wait(60)
@@ -35,7 +35,7 @@ def test_one_command_holds_what_it_writes(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_its_holder_removes_is_not_taken_for_one(tmp_path, monkeypatch) -> None:
-    """Between the opening of the file and the lock on it the holder ended: what was locked is no longer there."""
+    """The holder ends between our opening of the file and our lock: the locked file is gone."""
     from mrl import files
 
     lock, taken, opened = tmp_path / "out.lock", files.take_lock, []

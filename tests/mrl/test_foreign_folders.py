@@ -1,4 +1,4 @@
-"""Folders of somebody else: what reads them ends, writes over nothing of ours, imports nothing of theirs, and steers no terminal."""
+"""Readers of foreign folders terminate, overwrite and import nothing, and send no control sequences."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_samples_steer_no_terminal(run: Path, capsys: pytest.CaptureFixture[str]
     }
     turn = {"reward": "\x1b[5m", "said": "\x1b[6m", "observed": "\x1b[7m"}
     rows = [row | {"turns": [turn, 3], "prompt": "a\rb", "ended_by": "\x1b[8m"}, row | {"turns": 4}]
-    (run / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "\x1b[9m": 1.0}) + "\n")
     assert main(["samples", str(run)]) == main(["report", str(run), "--text"]) == 0
-    said = capsys.readouterr().out
-    assert "\\x1b[2J" in said and all(c.isprintable() or c == "\n" for c in said)
+    output = capsys.readouterr().out
+    assert "\\x1b[2J" in output and all(c.isprintable() or c == "\n" for c in output)

@@ -1,4 +1,4 @@
-"""The pages that are made from the code are written whole, and none of them is committed."""
+"""Pages generated from the code are written whole, and none of them is committed."""
 
 import re
 import subprocess

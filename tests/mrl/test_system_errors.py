@@ -1,4 +1,4 @@
-"""What the system refuses is one line of the command and no traceback, and an unfinished export gives its space back."""
+"""Errors of the system are one line without a traceback; an unfinished export frees its space."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mrl.cli import main
 from tests.golden_run import ROOT, write_golden_model, write_run
 
 LIMITED = (
-    "import resource, sys; from mrl.cli import main; import mrl.training.hf.export_folder, mrl.diagnosis.diagnosis_page\n"
+    "import resource, sys; from mrl.cli import main; "
+    "import mrl.training.hf.export_folder, mrl.diagnosis.diagnosis_page\n"
     "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
     "sys.exit(main(sys.argv[1:]))"
 )
-"""A command for which every file is too large."""
 
 
 def test_a_run_folder_that_cannot_be_made_is_one_line(tmp_path, capsys) -> None:

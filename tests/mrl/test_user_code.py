@@ -1,4 +1,4 @@
-"""Code of the user's own: found in the working folder, never taken for Python's, and named where it raises."""
+"""The user's code: found in the working folder, never mistaken for Python's, named if it raises."""
 
 import json
 import os
@@ -32,7 +32,7 @@ class Environment:
 
 @pytest.fixture(params=["mrl", "python -m mrl.cli"])
 def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder of a command; `python -m` has it first where modules are looked for."""
+    """Return a command's working folder, which `python -m` searches first for modules."""
     write_modules_named_as_pythons(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "helper.py").write_text("def length(text):\n    return float(len(text))\n")
@@ -59,7 +59,7 @@ def test_environments_are_hosted(folder: Path) -> None:
 
 @pytest.mark.parametrize("words", [["export", ".", "--dry-run"], ["report", "nowhere"]])
 def test_a_command_runs_nothing_of_the_folder_it_stands_in(words: list[str], tmp_path: Path) -> None:
-    """`msvcrt` is imported by many, and on Linux nobody has it."""
+    """`msvcrt` is imported by many, and does not exist on Linux."""
     write_modules_named_as_pythons(tmp_path)
     (tmp_path / "msvcrt.py").write_text("open('ran', 'w')\n")
     command = [sys.executable, "-P", "-m", "mrl.cli", *words]  # as `mrl` starts
@@ -86,8 +86,8 @@ def reads(path):
 
 def own(folder: Path, name: str) -> Any:
     (folder / "own.py").write_text(OWN)
-    what = "class" if name == "Env" else "function"
-    return find_callable(f"{folder}/own.py:{name}", setting="x", what=what)[1]
+    kind = "class" if name == "Env" else "function"
+    return find_callable(f"{folder}/own.py:{name}", setting="x", what=kind)[1]
 
 
 def test_an_environment_that_raises_is_placed_in_its_own_file(tmp_path: Path) -> None:

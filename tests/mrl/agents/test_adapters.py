@@ -1,4 +1,4 @@
-"""Environments in the forms of other systems, and servers that may answer anything."""
+"""Environments in other systems' forms, and servers that may answer anything."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ FILE = f"{__file__}:"
 
 
 class Walk:
-    """In Gymnasium's form: steps on a line to its end."""
-
     def __init__(self, length: int = 3) -> None:
         self.length = length
 
@@ -59,22 +57,20 @@ def test_a_gymnasium_environment_is_played(options: dict[str, Any], turns: list[
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """Answers as its path says; notes what it was asked."""
-
-    asked: list[tuple[str, Any]] = []
+    received: list[tuple[str, Any]] = []
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.path, body))
+        self.received.append((self.path, body))
         kind, _, operation = self.path[1:].rpartition("/")
         if kind == "elsewhere":
             self.send_response(307)
             self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/good/{operation}")
             self.end_headers()
             return
-        said = {"observation": {"text": f"{operation}: {json.dumps(body)}"}, "reward": 0.5, "done": False}
+        reply = {"observation": {"text": f"{operation}: {json.dumps(body)}"}, "reward": 0.5, "done": False}
         data = {"huge": b"x" * 300_000, "text": b"not JSON", "other": b"[1]"}.get(kind) or json.dumps(
-            said
+            reply
         ).encode()
         self.send_response(500 if kind == "broken" else 200)
         self.send_header("Content-Length", str(len(data)))
@@ -87,7 +83,6 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served(server: Any) -> Iterator[None]:
-    """A server that answers in a thread of its own."""
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -114,10 +109,10 @@ def test_an_episode_over_http(http_server: str) -> None:
 
 @pytest.mark.parametrize("kind", ["elsewhere", "huge", "text", "other", "broken"])
 def test_a_server_that_answers_otherwise_is_unreachable(http_server: str, kind: str) -> None:
-    before = len(Answers.asked)
+    before = len(Answers.received)
     with pytest.raises(Unreachable, match=kind):
         Remote(f"{http_server}/{kind}").reset({}, 0)
-    assert [path for path, _ in Answers.asked[before:]] == [f"/{kind}/reset"], "only the address was asked"
+    assert [path for path, _ in Answers.received[before:]] == [f"/{kind}/reset"], "only the address was asked"
 
 
 @pytest.mark.parametrize(
@@ -144,17 +139,15 @@ def test_no_server_is_unreachable() -> None:
 
 @pytest.fixture
 def sessions() -> Iterator[str]:
-    """A server whose sessions count their own steps."""
-
     def session(connection: Any) -> None:
         steps = 0
         for message in connection:
-            said = json.loads(message)
-            if said["type"] == "close":
+            request = json.loads(message)
+            if request["type"] == "close":
                 return
-            steps += said["type"] == "step"
+            steps += request["type"] == "step"
             data: dict[str, Any] = {"observation": {"n": steps}, "reward": None, "done": steps == 2}
-            wrong = said["data"].get("message") == "wrong"
+            wrong = request["data"].get("message") == "wrong"
             error = {"type": "error", "data": {"message": "no such action"}}
             connection.send(json.dumps(error if wrong else {"type": "observation", "data": data}))
 

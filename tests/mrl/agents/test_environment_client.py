@@ -1,4 +1,4 @@
-"""Real environments for coroutines: an answer for each turn, places in order, and what a death or a cancelled episode leaves."""
+"""Real environments from coroutines: an answer per turn, places in order, deaths and cancelled episodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def pool() -> Iterator[EnvironmentWorkers]:
 
 
 async def episode(client: EnvironmentClient, index: int, turns: int, opened: list[int] | None = None) -> int:
-    """A whole one; how many turns it had."""
     async with client.opened((index, 0), f"{index}.0/0", "counting", {"turns": turns}, 7) as environment:
         if opened is not None:
             opened.append(index)
@@ -90,10 +89,10 @@ def test_a_host_that_dies_is_an_answer_and_the_next_episode_has_another(pool: En
         client = EnvironmentClient(pool)
         async with client.opened((0, 0), "0.0/0", "counting", {"turns": 2}, 7) as environment:
             await environment.opening()
-            asked = asyncio.ensure_future(environment.step("hello"))
+            pending = asyncio.ensure_future(environment.step("hello"))
             for host in children("mrl.agents.environment_host"):
                 host.kill()
-            lost = await asked
+            lost = await pending
             if lost.fault is None:  # it had answered before
                 lost = await environment.step("again")
         return lost.fault, await episode(client, 1, 1)

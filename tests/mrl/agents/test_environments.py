@@ -1,4 +1,4 @@
-"""The environments that come with the project, each by its own rules."""
+"""The built-in environments."""
 
 from __future__ import annotations
 
@@ -59,8 +59,6 @@ def test_made_rows_are_the_same_each_time_and_differ() -> None:
 
 
 class Echo:
-    """A tool that says what it was given, or fails."""
-
     name, description = "echo", "Says it again."
     parameters: dict[str, Any] = {"type": "object"}
 
@@ -78,9 +76,9 @@ class Echo:
 def test_calls_are_carried_out_in_order_up_to_a_limit() -> None:
     box = ToolBox([Echo()], max_calls=3, max_chars=30)
     calls = [ToolCall("echo", {"text": text}) for text in ("a", "wrong", "x" * 31, "late", "later")]
-    said = [message["content"] for message in box.messages(calls)]
-    assert said[:2] == ["a", "error: not that"] and "1 of 31 characters left out" in said[2]
-    assert all("not carried out, a turn has at most 3 calls" in text for text in said[3:])
+    texts = [message["content"] for message in box.messages(calls)]
+    assert texts[:2] == ["a", "error: not that"] and "1 of 31 characters left out" in texts[2]
+    assert all("not carried out, a turn has at most 3 calls" in text for text in texts[3:])
     with pytest.raises(KeyError):
         box.messages([ToolCall("echo", {"text": "broken"})])
 

@@ -1,4 +1,4 @@
-"""An episode only grows, trains only what the policy wrote, and ends for a reason that says whose it is."""
+"""An episode only grows, trains only the policy's tokens, and ends for a reason with an owner."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def test_random_episodes_are_the_concatenation_of_their_parts() -> None:
         prompt = [rng.randrange(50) for _ in range(rng.randint(1, 5))]
         episode, wanted, mask = Episode(np.asarray(prompt, np.int32), WIDE), list(prompt), []
         for _ in range(rng.randint(1, 6)):
-            wrote, said = ([rng.randrange(50) for _ in range(rng.randint(1, 6))] for _ in range(2))
+            wrote, observed = ([rng.randrange(50) for _ in range(rng.randint(1, 6))] for _ in range(2))
             before = episode.context().tolist()
             _turn(episode, wrote)
-            _observe(episode, said)
-            wanted += wrote + said
-            mask += [True] * len(wrote) + [False] * len(said)
+            _observe(episode, observed)
+            wanted += wrote + observed
+            mask += [True] * len(wrote) + [False] * len(observed)
             assert episode.context().tolist()[: len(before)] == before
         assert episode.context().tolist() == wanted
         sample = episode.sample(PROMPT, 0, status=Status.FINISHED, text="")

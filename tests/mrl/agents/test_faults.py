@@ -1,4 +1,4 @@
-"""Many episodes of an environment that fails now and then, in every way: each fault is counted once and none is scored."""
+"""Many episodes of an environment that fails in every way: each fault is counted once, none is scored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ PATIENCE = 300.0
 
 
 def faults_of(episodes: int) -> list[str]:
-    """The fault of each episode; none of most."""
     faults = [fault for fault, share in IN_A_HUNDRED.items() for _ in range(share * episodes // 100)]
     faults += [""] * (episodes - len(faults))
     random.Random(0).shuffle(faults)
@@ -34,26 +33,25 @@ def faults_of(episodes: int) -> list[str]:
 def played(
     pool: EnvironmentWorkers, faults: list[str], open_at_once: int
 ) -> dict[str, list[EnvironmentResult]]:
-    """All episodes to their ends; the answers of each."""
+    """Play all episodes to their ends; return the answers of each."""
     waiting = collections.deque(enumerate(faults))
-    found: dict[str, list[EnvironmentResult]] = {}
+    answers: dict[str, list[EnvironmentResult]] = {}
     heard = time.monotonic()
     while waiting or pool.num_open:
         while waiting and pool.num_open < open_at_once:
             number, fault = waiting.popleft()
-            found[str(number)] = []
+            answers[str(number)] = []
             pool.open(str(number), "faulty", {"fault": fault, "at": 1 + number % 3}, number)
         for answer in pool.poll(1.0):
             heard = time.monotonic()
-            found[answer.key].append(answer)
+            answers[answer.key].append(answer)
             pool.step(answer.key, "go") if answer.ended_by is None else pool.close(answer.key)
         assert time.monotonic() < heard + PATIENCE, "nothing is heard any more"
-    return found
+    return answers
 
 
 def held(pid: int) -> int:
-    """Resident bytes of a process. What it shares with guests that are just forked or just ended is counted too: pages
-    that become its own again are no growth."""
+    """Return a process's resident bytes, with pages shared with environments just forked or ended."""
     return psutil.Process(pid).memory_info().rss
 
 
@@ -65,12 +63,12 @@ def test_faults_are_counted_and_never_scored(episodes: int) -> None:
         played(pool, [""] * 32, 32)
         (host,) = children("mrl.agents.environment_host")
         before = held(host.pid)
-        found = played(pool, faults, 32)
+        results = played(pool, faults, 32)
         grown = held(host.pid) - before
         counts = dict(pool.faults())
     assert counts == {COUNTED[fault]: count * episodes // 100 for fault, count in IN_A_HUNDRED.items()}
     for number, fault in enumerate(faults):
-        *before_last, last = found[str(number)]
+        *before_last, last = results[str(number)]
         assert all(answer.ended_by is None for answer in before_last)
         if not fault:
             assert last.ended_by is EndedBy.ENV_DONE and last.turn == 3 and last.reward == 1.0
@@ -78,6 +76,6 @@ def test_faults_are_counted_and_never_scored(episodes: int) -> None:
         assert last.ended_by is not None and last.ended_by.is_infrastructure_failure, "never scored"
         assert last.fault is not None and last.fault.value == COUNTED[fault] and last.reward is None
         assert last.turn == 1 + number % 3
-    assert max(answer.seconds for answers in found.values() for answer in answers) <= 2 * STEP_SECONDS
+    assert max(answer.seconds for answers in results.values() for answer in answers) <= 2 * STEP_SECONDS
     assert grown < 4 * 2**20, f"the host holds {grown} bytes more"
     assert not host.is_running() or host.status() == psutil.STATUS_ZOMBIE

@@ -1,4 +1,4 @@
-"""What the driver does with a policy's text costs what the text is long, whatever it says."""
+"""The driver's cost for a policy's text is linear in its length, whatever it contains."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ READERS: dict[str, Callable[[str], Any]] = {
 }
 LENGTH, TIMES = 6_000, 4
 SQUARE_SECONDS = 0.03
-"""Below this a text of TIMES * LENGTH characters is read at once, whatever the growth: a square of it would be seconds."""
+"""A text of TIMES * LENGTH characters read faster than this is linear; a square would take seconds."""
 
 
 def _seconds(read: Callable[[str], Any], text: str) -> float:
-    """Processor time of this thread alone."""
     start = time.thread_time()
     read(text)
     return time.thread_time() - start
@@ -43,7 +42,7 @@ def _seconds(read: Callable[[str], Any], text: str) -> float:
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_text_four_times_as_long_takes_four_times_as_long(name: str) -> None:
-    """A square would take sixteen times as long; nine leaves room for caches and a noisy clock."""
+    """A square would take sixteen times as long; nine allows for caches and a noisy clock."""
     read = READERS[name]
     length = LENGTH // 6 if name == "observed" else LENGTH  # a tokenizer takes long for every letter
     for (kind, short), (_, long) in zip(texts(length), texts(TIMES * length), strict=True):

@@ -1,4 +1,4 @@
-"""What crosses to an environment's host comes as it was, or is refused before."""
+"""Messages to an environment worker arrive unchanged or are refused before."""
 
 import datetime
 from typing import Any

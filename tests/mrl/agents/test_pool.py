@@ -1,4 +1,4 @@
-"""Environments in their processes: what one does harms no other, and is told under its name."""
+"""Environments in their processes: none harms another, and faults are reported by name."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def hasty() -> Iterator[EnvironmentWorkers]:
 
 
 def answers(pool: EnvironmentWorkers, count: int) -> dict[str, EnvironmentResult]:
-    found: list[EnvironmentResult] = []
+    results: list[EnvironmentResult] = []
     until = time.monotonic() + PATIENCE
-    while len(found) < count:
-        assert time.monotonic() < until, f"{len(found)} of {count} answers"
-        found += pool.poll(1.0)
-    assert len(found) == count == len({answer.key for answer in found})
-    return {answer.key: answer for answer in found}
+    while len(results) < count:
+        assert time.monotonic() < until, f"{len(results)} of {count} answers"
+        results += pool.poll(1.0)
+    assert len(results) == count == len({answer.key for answer in results})
+    return {answer.key: answer for answer in results}
 
 
 def begun(pool: EnvironmentWorkers, key: str, environment: str, **task: Any) -> EnvironmentResult:
@@ -57,7 +57,7 @@ def begun(pool: EnvironmentWorkers, key: str, environment: str, **task: Any) -> 
 
 
 def hosts() -> set[psutil.Process]:
-    """Of all pools of this process: numbers of processes begin anew, so that the last one need not be the youngest."""
+    """Return the workers of all pools here; pids wrap, so the last need not be the youngest."""
     return {*children("mrl.agents.environment_host")}
 
 
@@ -85,11 +85,11 @@ def test_an_episode_from_reset_to_done(pool: EnvironmentWorkers) -> None:
 
 
 def test_the_seed_is_that_of_the_process_too(pool: EnvironmentWorkers) -> None:
-    said = []
+    openings = []
     for key in ("one", "two"):
-        said.append(begun(pool, key, "counting", turns=1).messages)
+        openings.append(begun(pool, key, "counting", turns=1).messages)
         pool.close(key)
-    assert said[0] == said[1]
+    assert openings[0] == openings[1]
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_a_fault_has_a_name_and_ends_its_episode_alone(pool, fault, counted, end
     answers(pool, 2)
     pool.step("good", "")
     pool.step("bad", "")
-    found = answers(pool, 2)
-    assert found["good"].reward == 1.0 and found["good"].fault is None
-    bad = found["bad"]
+    results = answers(pool, 2)
+    assert results["good"].reward == 1.0 and results["good"].fault is None
+    bad = results["bad"]
     assert (bad.fault, bad.ended_by, bad.reward, bad.done) == (counted, ended_by, None, False)
     assert ended_by.is_infrastructure_failure == (fault != "tool") and bad.reason
     assert pool.faults()[counted.value] == before + 1
-    for key in found:
+    for key in results:
         pool.close(key)
 
 
@@ -201,8 +201,8 @@ def test_a_host_that_says_nothing_is_given_up() -> None:
 
 
 def test_an_environment_describes_itself(pool: EnvironmentWorkers) -> None:
-    said = pool.describe("counting")
-    assert said.replayable and list(said.schemas()) == ["add"] and said.schemas()["add"]["required"] == ["n"]
+    spec = pool.describe("counting")
+    assert spec.replayable and list(spec.schemas()) == ["add"] and spec.schemas()["add"]["required"] == ["n"]
     assert pool.describe("faulty").tools == ()
 
 
@@ -228,11 +228,11 @@ def test_what_cannot_be_had_is_told_at_the_start(spec: EnvironmentSpec, says: st
     ],
 )
 def test_a_file_that_cannot_be_read_is_told_at_the_start(text: str, says: str, tmp_path: Path) -> None:
-    """As every user's file is that a setting names: its own words behind the setting's."""
+    """As for every file that a setting names: the file's error follows the setting's name."""
     name = f"{tmp_path / 'own.py'}:Env"
     (tmp_path / "own.py").write_text(text)
-    said = re.escape(f"agent.environment = {name!r}: {tmp_path / 'own.py'} cannot be imported: {says}")
-    with EnvironmentWorkers({"it": EnvironmentSpec(name)}) as pool, pytest.raises(ConfigError, match=said):
+    message = re.escape(f"agent.environment = {name!r}: {tmp_path / 'own.py'} cannot be imported: {says}")
+    with EnvironmentWorkers({"it": EnvironmentSpec(name)}) as pool, pytest.raises(ConfigError, match=message):
         pool.describe("it")
 
 

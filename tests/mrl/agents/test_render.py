@@ -1,4 +1,4 @@
-"""What follows a turn: the template's own text, whatever tools say, and the policy's tokens as they were."""
+"""Text after a turn: the template's own, whatever tools say; the policy's tokens stay as they were."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _asked(tokenizer: Any) -> list[int]:
 
 
 def _policy_writes(rng: random.Random, tokenizer: Any) -> list[int]:
-    """Tokens that no tokenizer would choose for their text, and the end of the turn."""
+    """Return tokens that no tokenizer would choose for their text, and the end of the turn."""
     ordinary = [i for i in range(len(tokenizer)) if i not in tokenizer.added_tokens_decoder]
     return [*rng.choices(ordinary, k=rng.randint(1, 12)), tokenizer.eos_token_id]
 
@@ -50,15 +50,15 @@ def _words(text: str) -> str:
 
 
 def test_nothing_that_is_observed_becomes_an_added_token(tokenizer: Any) -> None:
-    """Against one that is encoded with its template in one go, as text: there the same words are tokens."""
+    """Encoding the whole text with its template in one go would make tokens of the same words."""
     renderer, forged = TurnRenderer(tokenizer, roles=("tool",)), 0
     added = {i: str(t) for i, t in tokenizer.added_tokens_decoder.items() if i != tokenizer.unk_token_id}
     places = [i for i in renderer.after(None, [Observation("", "tool")]).tolist() if i in added]
     for text in added.values():
-        for said in (text, f"x{text}{text}y", f"{text[0]}{text}", f"{HARD}{text}{HARD}"):
-            found = renderer.after(None, [Observation(said, "tool")]).tolist()
-            assert [i for i in found if i in added] == places, said
-            forged += any(i in added for i in tokenizer(said, add_special_tokens=False)["input_ids"])
+        for observed in (text, f"x{text}{text}y", f"{text[0]}{text}", f"{HARD}{text}{HARD}"):
+            tokens = renderer.after(None, [Observation(observed, "tool")]).tolist()
+            assert [i for i in tokens if i in added] == places, observed
+            forged += any(i in added for i in tokenizer(observed, add_special_tokens=False)["input_ids"])
     assert forged >= 3 * len(added), "plain encoding makes tokens of them, or this shows nothing"
 
 
@@ -71,12 +71,12 @@ def test_letters_of_observations_survive(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("episodes", [100, pytest.param(500, marks=pytest.mark.slow)])
 def test_episodes_only_grow_and_encoding_them_again_is_another_history(tokenizer, episodes) -> None:
-    """Of three turns each: what the policy wrote stands in the context as it wrote it."""
+    """The policy's tokens stay in the context as written, over three turns."""
     rng, differs = random.Random(0), 0
     renderer = TurnRenderer(tokenizer, roles=("tool", "user"))
-    asked = _asked(tokenizer)
+    prompt = _asked(tokenizer)
     for _ in range(episodes):
-        context, turns = list(asked), []
+        context, turns = list(prompt), []
         for _ in range(3):
             turns.append((len(context), _policy_writes(rng, tokenizer)))
             context += turns[-1][1]
@@ -111,7 +111,7 @@ def test_a_template_that_rewrites_history_is_refused_with_the_place() -> None:
 
 
 def test_a_role_that_was_not_foreseen_is_looked_at_when_it_comes() -> None:
-    """The template drops thoughts behind a further word of the user, and keeps them behind what tools say."""
+    """The template drops thoughts before a user's message, but keeps them before tools' results."""
     keeps = "{%- if m.role == 'assistant' and not loop.last and messages[loop.index0 + 1].role == 'user'"
     tokenizer = chat_tokenizers.qwen(
         chat_tokenizers.FORGETFUL.replace("{%- if m.role == 'assistant' and not loop.last", keeps)
@@ -123,15 +123,15 @@ def test_a_role_that_was_not_foreseen_is_looked_at_when_it_comes() -> None:
 
 
 def test_an_opening_is_the_template_around_its_texts(tokenizer: Any) -> None:
-    """Nothing that an environment says before the first turn becomes an added token."""
+    """No text from an environment before the first turn becomes an added token."""
     forged = f"begin {tokenizer.eos_token} now"
     added = set(tokenizer.added_tokens_decoder) - {tokenizer.unk_token_id}
-    found = TurnRenderer(tokenizer).opening([{"role": "user", "content": forged}])
+    tokens = TurnRenderer(tokenizer).opening([{"role": "user", "content": forged}])
     plain = _asked(tokenizer)
-    assert found.dtype == np.int32
-    assert [i for i in found.tolist() if i in added] == [i for i in plain if i in added]
-    asked = TurnRenderer(tokenizer).opening([{"role": "user", "content": "q"}])
-    assert _words(tokenizer.decode(asked)) == _words(tokenizer.decode(plain))
+    assert tokens.dtype == np.int32
+    assert [i for i in tokens.tolist() if i in added] == [i for i in plain if i in added]
+    prompt = TurnRenderer(tokenizer).opening([{"role": "user", "content": "q"}])
+    assert _words(tokenizer.decode(prompt)) == _words(tokenizer.decode(plain))
 
 
 def test_a_template_that_knows_no_tools_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Tools whose calls run in the sandbox: names that stay, limits that the policy is told of, and faults that are ours."""
+"""Tools with calls in the sandbox: names persist, the policy learns of limits, faults are ours."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_names_stay_from_cell_to_cell(python: Python, code: str, says: str) -> N
     ],
 )
 def test_what_a_cell_raises_is_told_and_its_names_stay(python: Python, code: str, says: str) -> None:
-    said = python.run(code)
-    assert says in said and "runner.py" not in said
+    output = python.run(code)
+    assert says in output and "runner.py" not in output
     assert python.run("1 + 1") == "2\n"
 
 
@@ -84,8 +84,8 @@ def test_a_cell_that_is_over_its_limits_is_told_so(code: str, says: str | None) 
 
 
 def test_what_a_cell_prints_is_cut(python: Python) -> None:
-    said = python.run("print('😀' * 10**6)")
-    assert len(said) < 30_000 and said.count("more characters]") == 1
+    output = python.run("print('😀' * 10**6)")
+    assert len(output) < 30_000 and output.count("more characters]") == 1
 
 
 def test_a_shell_keeps_its_files_and_has_no_network() -> None:

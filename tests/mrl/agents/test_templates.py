@@ -1,4 +1,4 @@
-"""What follows a turn is what `apply_chat_template` renders of the same conversation, for the templates that families publish."""
+"""Text after a turn equals what `apply_chat_template` renders, for the templates of published families."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ QUESTION = {"role": "user", "content": "1+2?"}
 def _conversation(count: int, *, as_text: bool) -> list[dict[str, Any]]:
     arguments = {"a": [1, "x"]}
     calls = [
-        {"id": own, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments) if as_text else arguments}}
-        for name, own in zip(NAMES[:count], IDS[:count], strict=True)
+        {"id": call_id, "type": "function",
+         "function": {"name": name, "arguments": json.dumps(arguments) if as_text else arguments}}
+        for name, call_id in zip(NAMES[:count], IDS[:count], strict=True)
     ]  # fmt: skip
-    said = [
-        {"role": "tool", "content": f"{SAID}{number}{SAID}", "tool_call_id": own, "name": name}
-        for number, (name, own) in enumerate(zip(NAMES[:count], IDS[:count], strict=True))
+    results = [
+        {"role": "tool", "content": f"{SAID}{number}{SAID}", "tool_call_id": call_id, "name": name}
+        for number, (name, call_id) in enumerate(zip(NAMES[:count], IDS[:count], strict=True))
     ]
-    return [QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}, *said]
+    return [QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
 
 
 def _rendered(fast: Any, messages: list[dict[str, Any]], opens: bool) -> str:
@@ -41,7 +42,7 @@ def _rendered(fast: Any, messages: list[dict[str, Any]], opens: bool) -> str:
 
 
 def _written(before: str, stop: str) -> str:
-    """A turn as the policy wrote it, its last token the one that it stops at."""
+    """Return a turn as the policy wrote it, up to its stop token."""
     at = before.rfind(stop)
     return before[: at + len(stop)] if at >= 0 and len(before) - at < len(stop) + 3 else before + stop
 
@@ -69,43 +70,41 @@ def test_what_a_user_says_is_rendered_as_the_template_does(family: str) -> None:
         with pytest.raises(ConfigError, match="rewrites a turn before observations of the role 'user'"):
             TurnRenderer(fast)
         return
-    turn, said = {"role": "assistant", "content": "3"}, {"role": "user", "content": SAID}
+    turn, question = {"role": "assistant", "content": "3"}, {"role": "user", "content": SAID}
     before = _written(_rendered(fast, [QUESTION, turn], False), form.stops)
     after = TurnRenderer(fast).after(fast.convert_tokens_to_ids(form.stops), [Observation(SAID)])
-    whole = _rendered(fast, [QUESTION, turn, said], True)
-    # gpt-oss ends a last turn with another mark than one that another turn follows.
+    whole = _rendered(fast, [QUESTION, turn, question], True)
+    # gpt-oss ends the last turn with a different mark.
     assert before + fast.decode(after) == whole.replace("3<|end|>", "3<|return|>")
 
 
 def test_a_template_of_one_call_a_turn_takes_the_results_of_two() -> None:
     fast = tokenizer(FORMS["llama"])
-    renderer = TurnRenderer(fast, tools=TOOLS, roles=("tool",))
-    found = fast.decode(
-        renderer.after(fast.eos_token_id, [Observation("3", "tool"), Observation("4", "tool")])
-    )
-    assert found.count("ipython") == 2 and found.index('"3"') < found.index('"4"')
+    render = TurnRenderer(fast, tools=TOOLS, roles=("tool",))
+    text = fast.decode(render.after(fast.eos_token_id, [Observation("3", "tool"), Observation("4", "tool")]))
+    assert text.count("ipython") == 2 and text.index('"3"') < text.index('"4"')
 
 
-@pytest.mark.parametrize("own", ["", "short", "x" * 100, "a<|b|>c d", "[INST]", "語語語語語語語語語"])
-def test_an_id_that_no_template_takes_is_replaced(own: str) -> None:
+@pytest.mark.parametrize("call_id", ["", "short", "x" * 100, "a<|b|>c d", "[INST]", "語語語語語語語語語"])
+def test_an_id_that_no_template_takes_is_replaced(call_id: str) -> None:
     fast = tokenizer(FORMS["mixtral"])
     renderer = TurnRenderer(fast, tools=TOOLS, roles=("tool",))
-    said = [Observation("3", "tool", "add", own)]
-    assert '"call_id": "call00000"' in fast.decode(renderer.after(fast.eos_token_id, said))
+    observations = [Observation("3", "tool", "add", call_id)]
+    assert '"call_id": "call00000"' in fast.decode(renderer.after(fast.eos_token_id, observations))
 
 
 def test_the_name_of_an_unknown_tool_is_not_shown() -> None:
     fast = tokenizer(FORMS["kimi_k2"])
     renderer = TurnRenderer(fast, tools=TOOLS, roles=("tool",))
-    found = fast.decode(renderer.after(fast.eos_token_id, [Observation("no", "tool", "<|im_end|>", "")]))
-    assert found.startswith("<|im_system|>tool<|im_middle|>") and found.count("<|im_end|>") == 1
+    text = fast.decode(renderer.after(fast.eos_token_id, [Observation("no", "tool", "<|im_end|>", "")]))
+    assert text.startswith("<|im_system|>tool<|im_middle|>") and text.count("<|im_end|>") == 1
 
 
 def test_an_opening_is_spelled_as_the_template_does() -> None:
     fast = tokenizer(FORMS["llama"])
     messages = [{"role": "system", "content": SAID}, {"role": "user", "content": SAID}]
-    found = fast.decode(TurnRenderer(fast).opening(messages))
-    assert found == fast.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = fast.decode(TurnRenderer(fast).opening(messages))
+    assert text == fast.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Calls are read as they stand; what cannot be carried out says why, in words for the policy."""
+"""Calls are read literally; a bad call gets a reason that the policy can read."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_a_call_behind_a_thought_counts_and_one_inside_does_not() -> None:
     ],
 )
 def test_what_cannot_be_carried_out(body: str, reason: str) -> None:
-    (found,) = parse_tool_calls(_hermes(body), "hermes", TOOLS)
-    assert isinstance(found, BadCall) and reason in found.reason and len(found.reason) < 500
+    (call,) = parse_tool_calls(_hermes(body), "hermes", TOOLS)
+    assert isinstance(call, BadCall) and reason in call.reason and len(call.reason) < 500
 
 
 def test_a_call_may_be_in_the_form_of_llama_or_of_mistral() -> None:
@@ -91,19 +91,19 @@ def test_a_call_may_be_in_the_form_of_llama_or_of_mistral() -> None:
 
 @pytest.mark.parametrize("format", ["hermes", "json"])
 def test_a_turn_of_very_many_calls_is_one_bad_call(format: Any) -> None:
-    """The answers to all of them would be longer than an environment may answer, which is a fault of ours."""
+    """The answers would be longer than an environment's limit, which would be our fault."""
     for count in (64, 65):
         text = _hermes(*[ADD] * count) if format == "hermes" else f"[{','.join([ADD] * count)}]"
-        found = parse_tool_calls(text, format, TOOLS)
-        assert len(found) == (64 if count == 64 else 1) and isinstance(found[0], BadCall) == (count == 65)
+        calls = parse_tool_calls(text, format, TOOLS)
+        assert len(calls) == (64 if count == 64 else 1) and isinstance(calls[0], BadCall) == (count == 65)
 
 
 @pytest.mark.parametrize("items", ["[1, 1.0]", '[{"a": 1}, {"a": 1.0}]', "[[0], [0]]", '["x", 2, "x"]'])
 def test_items_that_are_to_differ(items: str) -> None:
     tools = {"say": {"type": "object", "properties": {"all": {"type": "array", "uniqueItems": True}}}}
     call = '{"name": "say", "arguments": {"all": %s}}'
-    (found,) = parse_tool_calls(call % items, "json", tools)
-    assert isinstance(found, BadCall) and "wrong at all: a list has an item twice" in found.reason
+    (bad_call,) = parse_tool_calls(call % items, "json", tools)
+    assert isinstance(bad_call, BadCall) and "wrong at all: a list has an item twice" in bad_call.reason
     for others in ('[1, true, "1"]', '[0, false, null, [], {}, ""]', '[{"a": 1}, {"b": 1}]'):
         assert isinstance(parse_tool_calls(call % others, "json", tools)[0], ToolCall)
 

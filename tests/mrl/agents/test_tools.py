@@ -110,7 +110,6 @@ def test_a_command_that_is_no_server_is_ours() -> None:
 
 
 def test_tools_are_made_as_settings_name_them(index: str) -> None:
-    """A server's are in the next test."""
     box = ToolBox(make_tools([{"kind": "calculator"}, {"kind": "search", "index": index}]))
     assert [schema["function"]["name"] for schema in box.schemas] == ["calculator", "search"]
     calls = [ToolCall("search", {"query": "nowhere"}), ToolCall("calculator", {"expression": "1+1"})]

@@ -1,4 +1,4 @@
-"""A tokenizer made on the spot: one token per character, with and without a chat template."""
+"""A generated tokenizer: one token per character, with and without a chat template."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -64,11 +64,13 @@ TOOL_TEMPLATE = """\
 {%- for m in messages %}
 {%- if m.role == 'tool' %}[tool {{ m.name }} {{ m.tool_call_id }}]{{ m.content }}
 {%- else %}[{{ m.role }}]{{ m.content if m.content is string else '' }}
-{%- for call in m.tool_calls or [] %}<call {{ call.id }}>{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}
+{%- for call in m.tool_calls or [] %}<call {{ call.id }}>\
+{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}
 {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}[assistant]{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{% endif %}"""
-"""A template that uses what Qwen3's does: tools, tool calls and their answers, and an argument that turns thinking off."""
+{%- if add_generation_prompt %}[assistant]\
+{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{% endif %}"""
+"""A template with Qwen3's features: tools, calls, results, and an argument that turns thinking off."""
 
 
 @pytest.fixture(scope="session")

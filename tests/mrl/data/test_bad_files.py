@@ -1,5 +1,4 @@
-"""Malformed files of rows, made of good ones by seeds: each row that can be read is there or counted, or the file is refused in one
-sentence that names it."""
+"""Files of rows damaged by seeds: each readable row is loaded or counted, or the file is refused by name."""
 
 from __future__ import annotations
 
@@ -29,7 +28,6 @@ MATHS = RewardSection(kind="maths")
 
 
 def written(rows: list[dict[str, Any]], path: Path) -> Path:
-    """The rows as the kind of file that the name says."""
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(text.encode(), mtime=0))
@@ -54,8 +52,6 @@ FORMS = {".jsonl": "lines", ".jsonl.gz": "bytes", ".json": "json", ".parquet": "
 
 
 class Cases:
-    """One malformed file and what reads it."""
-
     def __init__(self, tokenizer: Any, saved: Path) -> None:
         self._tokenizer, self._saved = tokenizer, saved
 
@@ -72,9 +68,9 @@ class Cases:
         mutator.told += [shape, ending]
         mutator.spoil(path, FORMS[ending])
         section = DataSection(train=str(path), unusable="filter", max_prompt_tokens=400, overlong="filter")
-        data, said = outcome(lambda: load_data(section, MATHS, self._tokenizer))
+        data, message = outcome(lambda: load_data(section, MATHS, self._tokenizer))
         if data is None:
-            assert path.name in said, said
+            assert path.name in message, message
             return
         if ending == ".jsonl":
             require_lines(path, good)
@@ -90,42 +86,40 @@ class Cases:
             {"data": {"train": str(path)}, "output": "out", "objective": objective}
         )
         encoder = Encoder(self._tokenizer, ends=[2])
-        found, said = outcome(lambda: load_training(section, encoder, max_length=100_000))
-        if found is None:
-            assert path.name in said, said
+        data, message = outcome(lambda: load_training(section, encoder, max_length=100_000))
+        if data is None:
+            assert path.name in message, message
         else:
-            assert len(found.rows) == len(list(read_rows(path)))
+            assert len(data.rows) == len(list(read_rows(path)))
 
     def rates(self, mutator: Mutator, folder: Path) -> None:
         path = folder / "rates.jsonl"
         lines = [{"id": f"i{n}", "samples": 4, "solved": n} for n in range(4)]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         mutator.spoil(path, "lines")
-        found, said = outcome(lambda: read_rates(path))
-        assert found is not None or path.name in said, said
+        rates, message = outcome(lambda: read_rates(path))
+        assert rates is not None or path.name in message, message
 
     def saved(self, mutator: Mutator, folder: Path) -> None:
-        """A folder as `datasets` saves it."""
         path = copied(self._saved, folder / "saved")
         file = mutator.choose(sorted(path.iterdir()))
         mutator.told.append(file.name)
         mutator.spoil(file, "json" if file.suffix == ".json" else "bytes")
-        found, said = outcome(lambda: list(read_rows(f"hf://{path}@train")))
-        assert found is not None or str(path) in said, said
+        rows, message = outcome(lambda: list(read_rows(f"hf://{path}@train")))
+        assert rows is not None or str(path) in message, message
 
 
 def require_lines(path: Path, good: bytes) -> None:
-    """Every line that is as it was is a row with its number, and nothing but blank lines is passed over."""
+    """Check that each unchanged line is a row with its number; only blank lines are skipped."""
     lines = path.read_bytes().split(b"\n")
     as_they_were = set(good.splitlines())
-    found = {int(place.rpartition(":")[2]): row for place, row in read_rows(path)}
-    assert sorted(found) == [n for n, line in enumerate(lines, 1) if line.strip()]
+    rows = {int(place.rpartition(":")[2]): row for place, row in read_rows(path)}
+    assert sorted(rows) == [n for n, line in enumerate(lines, 1) if line.strip()]
     for number, line in enumerate(lines, 1):
-        assert line not in as_they_were or found[number] == json.loads(line), number
+        assert line not in as_they_were or rows[number] == json.loads(line), number
 
 
 def require_counted(data: Dataset, path: Path) -> None:
-    """Rows that are no prompts are counted."""
     report = data.report
     left_out = report.unusable + report.duplicates + report.overlong
     assert report.rows + left_out == len(list(read_rows(path)))
@@ -143,5 +137,5 @@ def cases(tool_tokenizer: Any, tmp_path: Path) -> Cases:
 
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_malformed_files_of_rows(every: int, cases: Cases, tmp_path: Path) -> None:
-    found = failures("data", range(0, CASES, every), cases, tmp_path)
-    assert not found, found
+    failed = failures("data", range(0, CASES, every), cases, tmp_path)
+    assert not failed, failed

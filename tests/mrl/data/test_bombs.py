@@ -1,4 +1,4 @@
-"""Small files that unpack to what no memory holds, and templates without an end: one line of an error, within bounds."""
+"""Small files that unpack to more than memory, and endless templates: a one-line error, within bounds."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ def test_a_line_without_an_end(ending: str, tmp_path: Path, monkeypatch: pytest.
     """3 MB of gzip may be a line of 3 GB."""
     monkeypatch.setattr(row_files, "ROW_BYTES", MIB)
     path = _gzipped(tmp_path / f"rows{ending}", '{"answer": "1", "prompt": "', "x", '"}\n', 3)
-    _, said = outcome(lambda: list(read_rows(path)))
-    assert said.startswith(f"{path}:1: the line is longer than 1,048,576 bytes")
+    _, message = outcome(lambda: list(read_rows(path)))
+    assert message.startswith(f"{path}:1: the line is longer than 1,048,576 bytes")
 
 
 def test_a_list_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_files, "LIST_BYTES", 8 * MIB)
     path = _gzipped(tmp_path / "rows.json.gz", "[", '{"prompt": "1"},', "{}]", 9)
-    _, said = outcome(lambda: list(read_rows(path)))
-    assert said.startswith(f"{path}: the list exceeds") and ".jsonl" in said
+    _, message = outcome(lambda: list(read_rows(path)))
+    assert message.startswith(f"{path}: the list exceeds") and ".jsonl" in message
 
 
 def test_a_csv_field_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_files, "ROW_BYTES", MIB)
     path = tmp_path / "rows.csv"
     path.write_text(f'prompt,answer\n1,2\n"{"x" * 2 * MIB}",1\n')
-    _, said = outcome(lambda: list(read_rows(path)))
-    assert said.startswith(f"{path}:3: the line is longer than 1,048,576 bytes")
+    _, message = outcome(lambda: list(read_rows(path)))
+    assert message.startswith(f"{path}:3: the line is longer than 1,048,576 bytes")
 
 
 def _parquet(path: Path, **options: Any) -> Path:
@@ -67,15 +67,15 @@ def _parquet(path: Path, **options: Any) -> Path:
 
 
 def test_a_small_parquet_of_very_many_values(tmp_path: Path) -> None:
-    """A kilobyte: one row whose list is three million times the same number."""
+    """A kilobyte with one row: a list of three million equal numbers."""
     count = 3_000_000
     values = pyarrow.array(np.zeros(count, np.int8))
     columns = {"prompt": ["a"], "answer": ["1"], "x": pyarrow.LargeListArray.from_arrays([0, count], values)}
     path = _parquet(tmp_path / "rows.parquet", columns=columns)
     del values, columns
     assert path.stat().st_size < 3000
-    _, said = outcome(lambda: list(read_rows(path)))
-    assert said.startswith(f"{path}: column 'x.list.element' has 3,000,000 values in 1 rows")
+    _, message = outcome(lambda: list(read_rows(path)))
+    assert message.startswith(f"{path}: column 'x.list.element' has 3,000,000 values in 1 rows")
 
 
 def test_a_small_parquet_of_a_very_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +83,8 @@ def test_a_small_parquet_of_a_very_long_text(tmp_path: Path, monkeypatch: pytest
     columns = {"prompt": ["x" * 32 * MIB], "answer": ["1"]}
     path = _parquet(tmp_path / "rows.parquet", columns=columns, use_dictionary=False, write_statistics=False)
     assert path.stat().st_size < 20_000
-    _, said = outcome(lambda: list(read_rows(path)))
-    assert said.startswith(f"{path}: column 'prompt' has ") and "bytes that unpack to" in said
+    _, message = outcome(lambda: list(read_rows(path)))
+    assert message.startswith(f"{path}: column 'prompt' has ") and "bytes that unpack to" in message
 
 
 def test_a_small_parquet_of_a_long_text_again_and_again(tmp_path, monkeypatch) -> None:
@@ -92,18 +92,18 @@ def test_a_small_parquet_of_a_long_text_again_and_again(tmp_path, monkeypatch) -
     monkeypatch.setattr(row_files, "BATCH_BYTES", 32 * MIB)
     columns = {"prompt": ["x" * MIB] * 64, "answer": ["1"] * 64}
     path = _parquet(tmp_path / "rows.parquet", columns=columns, dictionary_pagesize_limit=4 * MIB)
-    _, said = outcome(lambda: list(read_rows(path)))
-    assert said.startswith(f"{path}:1: this row and the next 63 unpack to ")
+    _, message = outcome(lambda: list(read_rows(path)))
+    assert message.startswith(f"{path}:1: this row and the next 63 unpack to ")
 
 
 ENDLESS = (
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endfor %}"
     "{% for m in messages %}{{ m.content }}{% endfor %}"
 )
 
 
 def test_a_template_without_an_end(chat_tokenizer, tmp_path, monkeypatch) -> None:
-    """Wherever one is rendered: prompts, tuned rows, turns of episodes."""
     monkeypatch.setattr(templates, "SECONDS", 0.3)
     monkeypatch.setattr(chat_tokenizer, "chat_template", ENDLESS)
     path = tmp_path / "rows.jsonl"

@@ -1,4 +1,4 @@
-"""Conversations as tokens: of a beginning only what lies behind its last added token is tokenised again, and it is the same tokens."""
+"""Conversations as tokens: a beginning is retokenised only after its last added token, with equal tokens."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def text_of(tokenizer: Any, turns: int) -> str:
 
 
 def with_greedy_tokens() -> Any:
-    """Added tokens that take the spaces beside them, stand only as words, or are found in the normalised text."""
+    """Build added tokens that strip spaces, match whole words only, or match normalised text."""
     tokenizer = chat_tokenizers.qwen()
-    more = [
+    tokens = [
         AddedToken("<|im_start|>", special=True, normalized=False, rstrip=True),
         AddedToken("<b>", special=False, normalized=False, lstrip=True),
         AddedToken("times", special=False, normalized=False, single_word=True),
         AddedToken("here", special=False, normalized=True),
     ]
-    tokenizer.backend_tokenizer.add_tokens(more)
+    tokenizer.backend_tokenizer.add_tokens(tokens)
     return tokenizer
 
 
 def with_a_mark_at_the_beginning() -> Any:
-    """As Llama 2's: a text's first piece has a space before it, and what follows an added token has none."""
+    """Build Llama 2's case: a space before a text's first piece, none after an added token."""
     tokenizer = chat_tokenizers.mistral()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     return tokenizer
@@ -56,13 +56,13 @@ def test_every_beginning_of_a_conversation_has_the_tokens_that_it_has_by_itself(
     cutting = {number for number, token in added if not token.normalized}
     whole, cut = Rendered(text, tokenizer, cutting), 0
     for end in range(1, len(text) + 1):
-        own = tokenizer(text[:end], add_special_tokens=False)["input_ids"]
+        ids = tokenizer(text[:end], add_special_tokens=False)["input_ids"]
         length, differs = whole.beginning(text[:end])
-        if whole.ids[: len(own)] == own:
-            assert length == len(own), text[:end]
+        if whole.ids[: len(ids)] == ids:
+            assert length == len(ids), text[:end]
         else:
             cut += 1
-            assert length is None and whole.ids[:differs] == own[:differs] != whole.ids[: len(own)]
+            assert length is None and whole.ids[:differs] == ids[:differs] != whole.ids[: len(ids)]
     assert 0 < cut < len(text)
     other = text.replace("What", "That", 1)
     assert whole.beginning(other)[0] is None, "its end is the same"

@@ -1,4 +1,4 @@
-"""Training rows chosen by measured solve rates: counted, named, kept where nothing is known; files that are no such files."""
+"""Training rows chosen by solve rates: counted and named; unmeasured rows stay; bad files are refused."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mrl.samples import Prompt
 
 MATHS = RewardSection(kind="maths")
 SCORES = ([0.0] * 15 + [0.9], [1.0, 0.0, 1.5, 0.0], [1.0] * 16, [])
-"""Of prompts that are too hard, inside, too easy, and not known."""
+"""Scores of prompts: too hard, in range, too easy, unknown."""
 
 
 @pytest.fixture
 def section(write_rows: Any, tmp_path: Path) -> DataSection:
-    """Five rows, of which the file is to know the first four; a validation row with the first one's prompt."""
+    """Return data with five rows, four of them measured; a validation row has the first one's prompt."""
     train = write_rows([{"prompt": f"{n}+{n}=", "answer": 2 * n} for n in range(5)], "train.jsonl")
     held_out = write_rows([{"prompt": "0+0=", "answer": 0}], "held_out.jsonl")
     difficulty = DifficultySection(file=str(tmp_path / "rates.jsonl"))
@@ -83,7 +83,7 @@ def test_a_later_line_counts_and_a_last_line_without_its_end_does_not(section, p
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "has none of the 5 training"),
         ("[1]\n", r"rates.jsonl:1: a prompt's line must have id, samples, solved, not \[1\]"),
@@ -94,9 +94,9 @@ def test_a_later_line_counts_and_a_last_line_without_its_end_does_not(section, p
         ('{"id": ' + "[" * 100_000 + "\n", "not valid JSON"),
     ],
 )
-def test_other_files_are_refused_in_a_sentence(text, said, section, plain_tokenizer, tmp_path) -> None:
+def test_other_files_are_refused_in_a_sentence(text, message, section, plain_tokenizer, tmp_path) -> None:
     (tmp_path / "rates.jsonl").write_text(text)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         load_data(section, MATHS, plain_tokenizer)
 
 

@@ -1,4 +1,4 @@
-"""Every row that docs/data.md shows loads as it says."""
+"""Every row in docs/data.md loads as documented."""
 
 import json
 import re

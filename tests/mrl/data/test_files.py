@@ -1,4 +1,4 @@
-"""Files of every kind are read to the same rows; a bad one is named with its line."""
+"""All kinds of files give the same rows; a bad file is named with its line."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ def test_a_list_of_rows_is_read_and_lines_under_the_same_ending_too(tmp_path: Pa
 
 
 def test_cells_of_csv_are_text_and_empty_ones_null(tmp_path: Path) -> None:
-    """An answer of 007 or 1e3 is not the number a reader of types would make of it."""
+    """A reader of types would make numbers of 007 and 1e3."""
     text = '\ufeffprompt,answer,tag\n"two\nlines, a ""comma""",007,\nb,1e3,easy\n'
     (tmp_path / "a.csv").write_text(text, encoding="utf-8")
     assert list(read_rows(tmp_path / "a.csv")) == [

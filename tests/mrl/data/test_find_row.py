@@ -1,4 +1,4 @@
-"""A row by its place is the prompt that the loader makes of it."""
+"""A row found by its place is the loader's prompt."""
 
 from typing import Any
 

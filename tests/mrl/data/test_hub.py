@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, without a network: a folder, the library's cache, a downloaded repository."""
+"""Data sets of the Hugging Face hub, offline: a folder, the library's cache, a downloaded repository."""
 
 import json
 import os
@@ -28,7 +28,7 @@ configs:
 
 
 def write_repository(folder: Path) -> Path:
-    """A repository of two configurations; the other one has the rows in reverse."""
+    """Write a repository of two configurations; the second has the rows in reverse."""
     folder.mkdir(parents=True)
     (folder / "README.md").write_text(CARD)
     for name, rows in (("main", ROWS), ("other", ROWS[::-1])):
@@ -38,7 +38,7 @@ def write_repository(folder: Path) -> Path:
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Empty caches of both libraries under `tmp_path`, and no network."""
+    """Set empty caches of both libraries under `tmp_path`, and no network."""
     import datasets
     import huggingface_hub.constants
 
@@ -66,7 +66,7 @@ def test_a_folder_laid_out_as_a_repository(caches: Path, plain_tokenizer: Any) -
 
 
 def test_a_downloaded_repository(caches: Path) -> None:
-    """As `hf download --repo-type dataset me/sums` leaves it: links of a snapshot into the files' contents."""
+    """`hf download --repo-type dataset me/sums` leaves links of a snapshot to blobs."""
     hub = caches / "hub" / "datasets--me--sums"
     contents = write_repository(hub / "blobs")
     (hub / "refs").mkdir()
@@ -79,7 +79,6 @@ def test_a_downloaded_repository(caches: Path) -> None:
 
 
 def test_a_data_set_in_the_cache_of_the_library(caches: Path) -> None:
-    """As a call of load_dataset("me/sums", "main") on a machine with a network leaves it."""
     from datasets.packaged_modules.json.json import Json
 
     files = {"train": [str(write_repository(caches / "files") / "main.jsonl")]}
@@ -104,16 +103,17 @@ def test_what_is_not_there_is_named_with_the_commands_that_fetch_it(caches: Path
 
 
 @pytest.mark.parametrize(
-    ("rest", "says"),
+    ("suffix", "says"),
     [
-        (":third@train", "'third' not found. Available: .'main', 'other'"), (":main@test", "Unknown split .test."),
+        (":third@train", "'third' not found. Available: .'main', 'other'"),
+        (":main@test", "Unknown split .test."),
         (":main", "must look like hf://name@split"), ("@train@test", "must look like hf://name@split"),
     ],
 )  # fmt: skip
-def test_a_wrong_address_is_named(rest: str, says: str, caches: Path) -> None:
+def test_a_wrong_address_is_named(suffix: str, says: str, caches: Path) -> None:
     folder = write_repository(caches / "sums")
     with pytest.raises(DataError, match=says):
-        rows_of(f"hf://{folder}{rest}")
+        rows_of(f"hf://{folder}{suffix}")
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

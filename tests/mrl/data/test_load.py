@@ -1,4 +1,4 @@
-"""Loading: counts of all that was left out, ground truths checked, bad rows named by file and line."""
+"""Loading: dropped rows are counted, ground truths checked, bad rows named by file and line."""
 
 from typing import Any
 
@@ -34,13 +34,13 @@ def test_the_simple_case(write_rows: Any, plain_tokenizer: Any) -> None:
 def test_held_out_rows_are_read_without_any_training_file(write_rows: Any, plain_tokenizer: Any) -> None:
     validation = write_rows([row(n) for n in range(3)], "validation.jsonl")
     section = DataSection(train="/nowhere/train.jsonl", validation=validation)
-    found = load_validation(section, MATHS, plain_tokenizer).validation_prompts(8)
+    prompts = load_validation(section, MATHS, plain_tokenizer).validation_prompts(8)
     whole = load_data(section.model_copy(update={"train": validation}), MATHS, plain_tokenizer)
-    assert [p.text for p in found] == [p.text for p in whole.validation_prompts(8)] and len(found) == 3
+    assert [p.text for p in prompts] == [p.text for p in whole.validation_prompts(8)] and len(prompts) == 3
 
 
 def test_repeated_prompts_are_dropped_and_counted(write_rows: Any, plain_tokenizer: Any) -> None:
-    """Those with another ground truth than the first one's apart."""
+    """Copies with another ground truth are counted separately."""
     train = write_rows([row(1), row(2), row(1), row(1, prompt=" 1+1= "), row(1, answer=3)])
     report = load_data(DataSection(train=train), MATHS, plain_tokenizer).report
     assert (report.rows, report.duplicates, report.contradicting) == (2, 3, 1)
@@ -48,7 +48,7 @@ def test_repeated_prompts_are_dropped_and_counted(write_rows: Any, plain_tokeniz
 
 
 def test_a_copy_of_a_row_is_left_out_before_it_is_read(write_rows, plain_tokenizer, monkeypatch) -> None:
-    """A row that cannot be used is told wherever it stands, and a copy is the first one's domain."""
+    """An unusable row is reported wherever it is; a copy counts for the first row's domain."""
     read: list[str] = []
 
     def counted(columns: Any, *, place: str, **options: Any) -> DataRow:
@@ -113,8 +113,11 @@ def test_overlong_rows_are_filtered_or_refused_by_number_limit_and_longest(
     train = write_rows(rows, "long.jsonl")
     report = load_data(DataSection(train=train, max_prompt_tokens=20), MATHS, plain_tokenizer).report
     assert (report.rows, report.overlong) == (1, 2)
-    said = f"{train}: 2 of 3 rows are longer than data.max_prompt_tokens = 20; the longest has 46 tokens ({train}:2)"
-    assert said in report.text()
+    message = (
+        f"{train}: 2 of 3 rows are longer than data.max_prompt_tokens = 20; "
+        f"the longest has 46 tokens ({train}:2)"
+    )
+    assert message in report.text()
     none = write_rows(rows[:2], "none.jsonl")
     for path, rule, way_out in (
         (train, "refuse", "raise the limit or set"),
@@ -133,12 +136,10 @@ def test_a_source_without_rows_says_which_rules_took_them(write_rows: Any, plain
 
 
 def test_overlap_with_validation_is_reported_dropped_or_refused(write_rows, plain_tokenizer) -> None:
-    train, validation = write_rows([row(1), row(2), row(3)], "t.jsonl"), write_rows([row(2)], "v.jsonl")
+    train, held_out = write_rows([row(1), row(2), row(3)], "t.jsonl"), write_rows([row(2)], "v.jsonl")
 
     def load(rule: str) -> Any:
-        return load_data(
-            DataSection(train=train, validation=validation, overlap=rule), MATHS, plain_tokenizer
-        )
+        return load_data(DataSection(train=train, validation=held_out, overlap=rule), MATHS, plain_tokenizer)
 
     assert (load("report").report.overlapping, len(load("report").train[0].rows)) == (1, 3)
     dropped = load("drop")

@@ -1,4 +1,4 @@
-"""Messages, tools and template arguments reach the chat template as transformers itself would render them."""
+"""Messages, tools and template arguments are rendered as by transformers itself."""
 
 import copy
 import json
@@ -62,7 +62,7 @@ def test_tools_and_every_key_of_a_message_are_rendered(write_rows: Any, tool_tok
 
 
 def test_a_parquet_file_renders_the_rows_it_was_made_of(tmp_path: Path, tool_tokenizer: Any) -> None:
-    """Arrow makes one struct of all tools, of all calls and of all messages, and fills the rest with nulls."""
+    """Arrow merges all tools, calls and messages into one struct each and fills gaps with nulls."""
     weather = copy.deepcopy(WEATHER)
     del weather["function"]["parameters"]["properties"]["days"]["default"]
     clock = copy.deepcopy(CLOCK)
@@ -175,13 +175,17 @@ def test_parts_of_text_are_joined(write_rows: Any, chat_tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "'image_url'.*only text"),
-        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]}, "'image'.*only text"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+         "'image_url'.*only text"),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]},
+         "'image'.*only text"),
         ({"prompt": "<image>what?", "images": [{"bytes": "00"}]}, r"\['images'\].*only text"),
-        ({"prompt": TALK, "tools": {"a": 1}}, "tools must be a list"), ({"prompt": TALK, "tools": "clock"}, "tools must be a list"),
+        ({"prompt": TALK, "tools": {"a": 1}}, "tools must be a list"),
+        ({"prompt": TALK, "tools": "clock"}, "tools must be a list"),
         ({"prompt": TALK, "chat_template_kwargs": {"tokenize": True}}, "other than .*tokenize"),
         ({"prompt": [{"role": "assistant", "content": None}]}, "content of a message"),
-        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]}, "cache_control"),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]},
+         "cache_control"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_rendered_is_refused_by_name(row, says, write_rows, tool_tokenizer) -> None:

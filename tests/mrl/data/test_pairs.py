@@ -1,4 +1,4 @@
-"""Preferences and demonstrations in every shape become the tokens that are meant, and bad rows are refused by name."""
+"""Preferences and demonstrations of every shape get the intended tokens; bad rows are refused by name."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ GOOD = {"role": "assistant", "content": "The answer is 12"}
 BAD = {"role": "assistant", "content": "42"}
 FORGETS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content if loop.last or m.role == 'user' else m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{{ m.content if loop.last or m.role == 'user' else m.content.split('</think>')[-1] }}"
+    "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Drops thoughts from turns that are no longer the last."""
+"""Drops thoughts from all turns but the last."""
 
 
 def encoder(tokenizer: Any) -> Encoder:
@@ -71,7 +72,7 @@ def loaded(path: Path, tokenizer: Any, *, max_length: int = 200, **changes: Any)
 )
 @pytest.mark.parametrize("make", [qwen, deepseek])
 def test_every_shape_of_a_pair_is_the_same_tokens(row: dict[str, Any], make: Any, tmp_path: Path) -> None:
-    """The prompt is the template's, the responses are trained up to their end token, the opening token is there once."""
+    """The template's prompt, responses trained up to their end token, and one opening token."""
     tokenizer = make()
     (pair,) = loaded(written(tmp_path / "a.jsonl", row), tokenizer).rows
     prompt = tokenizer.apply_chat_template([ASK], tokenize=False, add_generation_prompt=True)
@@ -84,19 +85,19 @@ def test_every_shape_of_a_pair_is_the_same_tokens(row: dict[str, Any], make: Any
 
 def test_texts_are_split_where_both_dialogues_ask_the_same() -> None:
     begin = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: sum?\n\nAssistant:"
-    found = read_pair({"chosen": begin + " 4", "rejected": begin + " 45"}, place="a:1")
-    assert (found.prompt, found.responses) == (begin, (" 4", " 45"))
+    pair = read_pair({"chosen": begin + " 4", "rejected": begin + " 45"}, place="a:1")
+    assert (pair.prompt, pair.responses) == (begin, (" 4", " 45"))
 
 
 def test_labelled_rows_and_pairs_taken_apart() -> None:
     (one,) = read_labelled({"prompt": "a", "completion": "b", "label": False}, place="a:1")
     assert (one.responses, one.sides) == (("b",), (False,))
     both = read_labelled({"prompt": "a", "chosen": "b", "rejected": "c"}, place="a:1")
-    assert [(each.responses, each.sides) for each in both] == [(("b",), (True,)), (("c",), (False,))]
+    assert [(row.responses, row.sides) for row in both] == [(("b",), (True,)), (("c",), (False,))]
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"prompt": "a", "chosen": "b"}, "no column 'rejected'"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "the same"),
@@ -106,8 +107,8 @@ def test_labelled_rows_and_pairs_taken_apart() -> None:
         ({"prompt": "", "chosen": "b", "rejected": "c"}, "prompt is empty"),
     ],
 )
-def test_a_bad_pair_is_refused_by_name(row: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"a\.jsonl:1.*{said}"):
+def test_a_bad_pair_is_refused_by_name(row: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"a\.jsonl:1.*{message}"):
         loaded(written(tmp_path / "a.jsonl", row), qwen())
 
 
@@ -121,7 +122,8 @@ def test_every_turn_of_the_assistant_is_trained_up_to_its_end(tmp_path: Path) ->
 
 
 USERS_ALONE = (
-    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -129,13 +131,14 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "template", "said"),
+    ("name", "row", "template", "sentences"),
     [
         (
             "sft",
             {"messages": [SYSTEM, ASK, GOOD | {"reasoning_content": "3 4s"}], "tools": [TOOL]},
             USERS_ALONE,
-            ["the chat template does not use assistant.reasoning_content, system.content, tools, so the model never reads it"],
+            ["the chat template does not use assistant.reasoning_content, system.content, tools, "
+             "so the model never reads it"],
         ),
         (
             "dpo",
@@ -149,18 +152,18 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
             {"prompt": "3 times 4?", "response": "12", "tools": [TOOL]},
             CHATML,
             [
-                "1 rows have tools, chat_template_kwargs or further message keys, but no template renders their "
-                "prompt, so the model never reads them"
+                "1 rows have tools, chat_template_kwargs or further message keys, "
+                "but no template renders their prompt, so the model never reads them"
             ],
         ),
     ],
 )  # fmt: skip
 def test_what_of_the_rows_no_token_shows_is_named(
-    name: str, row: dict[str, Any], template: str, said: list[str], tmp_path: Path
+    name: str, row: dict[str, Any], template: str, sentences: list[str], tmp_path: Path
 ) -> None:
     reader = encoder(qwen(template))
     load_training(section(written(tmp_path / "a.jsonl", row), name=name), reader, max_length=200)
-    assert reader.unread.sentences() == said
+    assert reader.unread.sentences() == sentences
 
 
 THINKS = "{% if thinking is defined and not thinking %}/no_think {% endif %}" + CHATML
@@ -175,9 +178,9 @@ def test_a_row_s_own_template_arguments_override_those_of_all(name: str, ending:
             "response": [GOOD],
             "chosen": [GOOD],
             "rejected": [BAD],
-            "chat_template_kwargs": own,
+            "chat_template_kwargs": options,
         }
-        for own in ({"thinking": False}, {"thinking": True}, None)
+        for options in ({"thinking": False}, {"thinking": True}, None)
     ]
     path = written(tmp_path / "a.jsonl", *rows)
     if ending == "parquet":
@@ -185,8 +188,8 @@ def test_a_row_s_own_template_arguments_override_those_of_all(name: str, ending:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     tokenizer = qwen(THINKS)
     reader = Encoder(tokenizer, ends=[tokenizer.eos_token_id], chat_template_kwargs={"thinking": False})
-    found = load_training(section(path, name=name), reader, max_length=200).rows
-    texts = [tokenizer.decode(row.responses[0].tokens) for row in found]
+    encoded = load_training(section(path, name=name), reader, max_length=200).rows
+    texts = [tokenizer.decode(row.responses[0].tokens) for row in encoded]
     assert ["/no_think" in text for text in texts] == [True, False, True]
     path = written(tmp_path / "b.jsonl", rows[0] | {"chat_template_kwargs": {"tokenize": True}})
     with pytest.raises(DataError, match=r"b\.jsonl:1: chat_template_kwargs must be an object"):
@@ -208,7 +211,7 @@ def test_a_turn_without_its_end_token_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_prompt_whose_tokens_join_the_responses_is_refused(tmp_path: Path) -> None:
-    """This tokenizer reads two line ends before a word otherwise than at the end of a prompt."""
+    """This tokenizer joins two line ends with a following word."""
     with pytest.raises(DataError, match=r"message 1 is not a prefix of the whole one \(token \d+\)"):
         loaded(written(tmp_path / "a.jsonl", {"messages": [ASK, GOOD]}), llama(), name="sft")
 
@@ -224,11 +227,11 @@ def test_an_opening_token_that_stands_twice_is_refused(tmp_path: Path) -> None:
 def test_long_pairs_leave_as_a_whole_or_end_the_run(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "chosen": "b", "rejected": answer} for answer in ("c", "c" * 50)]
     path = written(tmp_path / "a.jsonl", *rows)
-    said = r"1 of 2 rows are longer than model\.max_length = 20; the longest has \d+ tokens \(.*a\.jsonl:2\)"
-    with pytest.raises(DataError, match=rf"a\.jsonl: {said}; raise the limit, or set tune\.data\.overlong"):
+    line = r"1 of 2 rows are longer than model\.max_length = 20; the longest has \d+ tokens \(.*a\.jsonl:2\)"
+    with pytest.raises(DataError, match=rf"a\.jsonl: {line}; raise the limit, or set tune\.data\.overlong"):
         loaded(path, qwen(), max_length=20)
-    found = loaded(path, qwen(), max_length=20, data={"overlong": "filter"})
-    assert len(found.rows) == 1 and re.search(f"1 rows; dropped: {said}", found.report)
+    remaining = loaded(path, qwen(), max_length=20, data={"overlong": "filter"})
+    assert len(remaining.rows) == 1 and re.search(f"1 rows; dropped: {line}", remaining.report)
 
 
 def test_prompts_that_are_validated_too_and_rows_that_stand_twice_are_counted(tmp_path: Path) -> None:
@@ -245,10 +248,10 @@ def test_rows_are_counted_without_a_second_copy_of_them(tmp_path: Path) -> None:
     rows = [{"prompt": f"{i}", "chosen": "ab " * 2000, "rejected": "ba " * 2000} for i in range(40)]
     path, tokenizer = written(tmp_path / "a.jsonl", *rows), qwen()
     tracemalloc.start()
-    found = loaded(path, tokenizer, max_length=100_000)
+    encoded = loaded(path, tokenizer, max_length=100_000)
     held, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    tokens = sum(each.tokens.nbytes for row in found.rows for each in row.responses)
+    tokens = sum(response.tokens.nbytes for row in encoded.rows for response in row.responses)
     assert tokens > 1 << 20 and most - held < tokens / 2
 
 
@@ -299,12 +302,12 @@ def test_a_batch_keeps_pairs_whole_and_knows_each_response(tmp_path: Path) -> No
 def test_mismatched_rows_have_another_prompts_response(tmp_path: Path) -> None:
     tokenizer = qwen()
     rows = [{"prompt": f"{i}", "chosen": f"c{i}", "rejected": f"r{i}"} for i in range(2)]
-    found = loaded(written(tmp_path / "a.jsonl", *rows), tokenizer, name="kto").rows
-    texts = [tokenizer.decode(row.responses[0].tokens) for row in mismatched_rows(found, max_length=100)]
+    encoded = loaded(written(tmp_path / "a.jsonl", *rows), tokenizer, name="kto").rows
+    texts = [tokenizer.decode(row.responses[0].tokens) for row in mismatched_rows(encoded, max_length=100)]
     end = tokenizer.eos_token
     assert texts == [f"0c1{end}", f"0c1{end}", f"1c0{end}", f"1c0{end}"]
     with pytest.raises(DataError, match="at least two prompts"):
-        mismatched_rows(found[:2], max_length=100)
+        mismatched_rows(encoded[:2], max_length=100)
 
 
 def test_a_digest_sees_what_is_trained(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What people see of rows is what the policy sees of them; what is left out is told by file, domain and rule."""
+"""Previews show rows as the policy sees them; dropped rows are listed by file, domain and rule."""
 
 import dataclasses
 import json
@@ -56,29 +56,27 @@ def test_what_is_left_out_is_told_by_file_domain_and_rule(write_rows: Any, plain
         ],
         "a.jsonl",
     )
-    second = write_rows([{"prompt": "5", "answer": None}, {"prompt": "1-1=", "answer": 0}], "b.jsonl")
-    files = previews(
-        plain_tokenizer, DataEntry(path=(first, second)), max_prompt_tokens=20, unusable="filter"
-    )
-    found = [
-        (each.file, each.domain, each.rule, each.count, each.examples)
+    other = write_rows([{"prompt": "5", "answer": None}, {"prompt": "1-1=", "answer": 0}], "b.jsonl")
+    files = previews(plain_tokenizer, DataEntry(path=(first, other)), max_prompt_tokens=20, unusable="filter")
+    reasons = [
+        (reason.file, reason.domain, reason.rule, reason.count, reason.examples)
         for file in files
-        for each in file.left_out
+        for reason in file.left_out
     ]
-    assert found[:2] == [
+    assert reasons[:2] == [
         (first, "sums", "dedupe", 1, [f"{first}:2: same prompt as {first}:1, but another ground truth"]),
         (first, "long", "overlong", 2, [f"{first}:4: 51 tokens", f"{first}:3: 41 tokens"]),
     ]
-    assert found[2][:4] == (second, "default", "unusable", 1)
-    assert found[2][4][0].startswith(f"{second}:1: the row has no")
-    assert [(file.file, file.domains) for file in files] == [(first, {"sums": 1}), (second, {"default": 1})]
+    assert reasons[2][:4] == (other, "default", "unusable", 1)
+    assert reasons[2][4][0].startswith(f"{other}:1: the row has no")
+    assert [(file.file, file.domains) for file in files] == [(first, {"sums": 1}), (other, {"default": 1})]
 
 
 def test_rows_that_are_held_out_are_told(write_rows, plain_tokenizer) -> None:
     train = write_rows([{"prompt": f"{n}+1=", "answer": n + 1} for n in range(3)], "t.jsonl")
     validation = write_rows([{"prompt": "2+1=", "answer": 3}], "v.jsonl")
     (overlapping,) = previews(plain_tokenizer, DataEntry(path=train), overlap="drop", validation=validation)
-    assert [(each.rule, each.examples) for each in overlapping.left_out] == [
+    assert [(reason.rule, reason.examples) for reason in overlapping.left_out] == [
         ("overlap", [f"{train}:3: same prompt as validation row {validation}:1"])
     ]
 
@@ -104,12 +102,12 @@ def test_a_pair_is_shown_in_three_parts(plain_tokenizer: Any) -> None:
     row = TuneRow("s.jsonl:1", (response("ab"), response("ac")), (True, False))
     file = preview_tune_file("s.jsonl", [row, row], plain_tokenizer, rows=1)
     (shown,) = file.first
-    parts = [(each or "").split() for each in (shown.text, shown.response, shown.rejected)]
+    parts = [(part or "").split() for part in (shown.text, shown.response, shown.rejected)]
     assert parts == [["[BOS]", "a"], ["b", "[EOS]"], ["c", "[EOS]"]]
     assert (file.kept, file.use, shown.special_tokens) == (2, "tune", {"[BOS]": 1, "[EOS]": 1})
 
 
 def test_a_histogram_has_a_bounded_number_of_lines() -> None:
-    found = length_statistics(list(range(10, 1010)))["histogram"]
-    assert len(found) <= 12 and sum(count for *_, count in found) == 1000
-    assert found[0][0] == 10 and found[-1][1] >= 1009 and length_statistics([]) == {}
+    histogram = length_statistics(list(range(10, 1010)))["histogram"]
+    assert len(histogram) <= 12 and sum(count for *_, count in histogram) == 1000
+    assert histogram[0][0] == 10 and histogram[-1][1] >= 1009 and length_statistics([]) == {}

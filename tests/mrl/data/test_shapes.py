@@ -1,4 +1,4 @@
-"""Rows of each shape, through the same reader."""
+"""Rows of each shape, through one reader."""
 
 import json
 from typing import Any
@@ -11,7 +11,8 @@ from mrl.errors import DataError
 
 USER = ({"role": "user", "content": "q"},)
 VERL = {
-    "data_source": "openai/gsm8k", "prompt": [*USER], "ability": "math", "reward_model": {"style": "rule", "ground_truth": "4"},
+    "data_source": "openai/gsm8k", "prompt": [*USER], "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "4"},
     "extra_info": {"split": "train", "index": 7},
 }  # fmt: skip
 
@@ -62,14 +63,14 @@ def test_metadata_is_what_plug_ins_expect() -> None:
 
 
 def test_a_conversation_is_a_prompt_up_to_its_last_question_and_reaches_reward_functions_whole() -> None:
-    asked = [*USER, {"role": "assistant", "content": "which?"}, {"role": "user", "content": "the first"}]
+    question = [*USER, {"role": "assistant", "content": "which?"}, {"role": "user", "content": "the first"}]
     for answers in ([], [{"role": "assistant", "content": "4"}, {"role": "assistant", "content": "or 5"}]):
-        columns = {"messages": [*asked, *answers]}
+        columns = {"messages": [*question, *answers]}
         row = read_row(columns, place="f:1", entry=DataEntry(path="f"), shape="messages")
-        assert row.prompt == tuple(asked)
+        assert row.prompt == tuple(question)
         assert row.metadata == columns
-    text = {"messages": json.dumps(asked)}
-    assert read_row(text, place="f:1", entry=DataEntry(path="f"), shape="messages").prompt == tuple(asked)
+    text = {"messages": json.dumps(question)}
+    assert read_row(text, place="f:1", entry=DataEntry(path="f"), shape="messages").prompt == tuple(question)
 
 
 def test_columns_can_be_mapped_and_reach_inside() -> None:
@@ -90,11 +91,13 @@ def test_a_system_message_comes_first() -> None:
 @pytest.mark.parametrize(
     ("columns", "shape"),
     [
-        ({"answer": "4"}, "plain"), ({"prompt": "", "answer": "4"}, "plain"), ({"prompt": 3, "answer": "4"}, "plain"),
-        ({"prompt": [], "answer": "4"}, "plain"), ({"prompt": [{"content": "q"}]}, "trl"),
-        ({"prompt": [{"role": "user", "content": None}]}, "trl"), ({"prompt": "q", "reward_model": {}}, "verl"),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, "messages"), ({"messages": "hello"}, "messages"),
-        ({"question": "q", "answer": "no marker"}, "gsm8k"), ({"question": "q"}, "gsm8k"),
+        ({"answer": "4"}, "plain"), ({"prompt": "", "answer": "4"}, "plain"),
+        ({"prompt": 3, "answer": "4"}, "plain"), ({"prompt": [], "answer": "4"}, "plain"),
+        ({"prompt": [{"content": "q"}]}, "trl"), ({"prompt": [{"role": "user", "content": None}]}, "trl"),
+        ({"prompt": "q", "reward_model": {}}, "verl"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "messages"),
+        ({"messages": "hello"}, "messages"), ({"question": "q", "answer": "no marker"}, "gsm8k"),
+        ({"question": "q"}, "gsm8k"),
     ],
 )  # fmt: skip
 def test_malformed_rows_are_named(columns: dict[str, Any], shape: str) -> None:

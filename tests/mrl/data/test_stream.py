@@ -57,21 +57,21 @@ def test_the_seed_alone_decides() -> None:
 @settings(max_examples=50, deadline=None)
 def test_how_it_is_taken_changes_nothing(takes: list[int], seed: int) -> None:
     stream, whole = PromptStream(rows(17), seed), PromptStream(rows(17), seed)
-    found = [prompt for count in takes for prompt in stream.take(count)]
-    assert texts(found) == texts(whole.take(sum(takes)))
-    assert all(stream.prompt_at(p.index).text == p.text for p in found)
+    prompts = [prompt for count in takes for prompt in stream.take(count)]
+    assert texts(prompts) == texts(whole.take(sum(takes)))
+    assert all(stream.prompt_at(p.index).text == p.text for p in prompts)
 
 
 def test_a_restored_stream_neither_repeats_nor_skips() -> None:
     stream = PromptStream(rows(17), seed=5)
     first = texts(stream.take(23))
     state = json.loads(json.dumps(stream.state()))
-    rest = texts(stream.take(40))
+    remaining = texts(stream.take(40))
     resumed = PromptStream(rows(17), seed=5)
     resumed.restore(state)
     assert resumed.position == 23
-    assert texts(resumed.take(40)) == rest
-    assert texts(PromptStream(rows(17), seed=5).take(63)) == first + rest
+    assert texts(resumed.take(40)) == remaining
+    assert texts(PromptStream(rows(17), seed=5).take(63)) == first + remaining
     assert len(json.dumps(state)) < 200
 
 

@@ -1,4 +1,4 @@
-"""Rows with tool calls are rendered as `apply_chat_template` renders them, whether arguments are objects or JSON text."""
+"""Tool calls are rendered as by `apply_chat_template`, with arguments as objects or JSON text."""
 
 from __future__ import annotations
 
@@ -53,13 +53,16 @@ def test_calls_of_a_row(family: str, is_text: bool, tmp_path: Path) -> None:
 def test_calls_of_a_tuned_row() -> None:
     fast = tokenizer(FORMS["deepseek_v3"])
     messages = read_messages(_talk(TEXT)[:2], name="messages", place="rows:1")
-    found = Encoder(fast, ends=[fast.eos_token_id]).messages(messages, first=1, place="rows:1")
-    assert TEXT in fast.decode(found.tokens)
+    encoded = Encoder(fast, ends=[fast.eos_token_id]).messages(messages, first=1, place="rows:1")
+    assert TEXT in fast.decode(encoded.tokens)
 
 
 def test_a_template_that_prints_objects_as_python_does_gets_text(tmp_path: Path) -> None:
     fast = tokenizer(FORMS["llama"])
-    fast.chat_template = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}{% endfor %}"
+    fast.chat_template = (
+        "{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}{% endfor %}"
+    )
     assert _loaded(_talk(TEXT), fast, tmp_path) == f"1+2?{TEXT}3"
 
 

@@ -1,4 +1,4 @@
-"""Text and messages to tokens: the template's own special tokens, never a closing one on an open prompt."""
+"""Tokenising: the template's own special tokens, no closing token on an open prompt."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_special_tokens(plain_tokenizer: Any, closing_tokenizer: Any) -> None:
 
 
 def test_a_large_file_is_tokenised_in_parts(plain_tokenizer: Any) -> None:
-    """In their order, those of a template among the others: a part is all that has the tokenizer's own objects at a time."""
+    """In order, templated texts among others: only one part at a time has the tokenizer's objects."""
     texts = ["a" * (1 + n % 7) for n in range(2 * AT_ONCE + 3)]
     templated = [n % 5 == 0 for n in range(len(texts))]
     sizes = []
@@ -92,16 +92,16 @@ def test_a_large_file_is_tokenised_in_parts(plain_tokenizer: Any) -> None:
     counted.eos_token_id = plain_tokenizer.eos_token_id  # type: ignore[attr-defined]
     counted.eos_token = plain_tokenizer.eos_token  # type: ignore[attr-defined]
     counted.bos_token_id = plain_tokenizer.bos_token_id  # type: ignore[attr-defined]
-    found = encode_texts(texts, templated, counted)
+    encoded = encode_texts(texts, templated, counted)
     singly = [
         encode_texts([text], [flag], plain_tokenizer)[0] for text, flag in zip(texts, templated, strict=True)
     ]
-    assert [ids.tolist() for ids in found] == [ids.tolist() for ids in singly]
+    assert [ids.tolist() for ids in encoded] == [ids.tolist() for ids in singly]
     assert max(sizes) == AT_ONCE and sum(sizes) == len(texts)
 
 
 def test_a_folders_own_tokenizer_is_run_where_it_is_trusted(tmp_path, monkeypatch) -> None:
-    """As Kimi-K2's folder has it: a model type that transformers does not know, and a tokenizer in Python."""
+    """Kimi-K2's case: an unknown model type, and a tokenizer in Python."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     folder = tmp_path / "model"
@@ -118,13 +118,13 @@ def test_a_folders_own_tokenizer_is_run_where_it_is_trusted(tmp_path, monkeypatc
     assert decoder(tokenizer)([ids]) == ["2+2"]
 
 
-@pytest.mark.parametrize("said", CLASSES)
-def test_a_tokenizer_is_what_transformers_takes_the_folder_for(said: str, tmp_path: Path) -> None:
-    """For every family, also where the class of the folder is loaded without AutoTokenizer."""
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_tokenizer_is_what_transformers_takes_the_folder_for(name: str, tmp_path: Path) -> None:
+    """For every family, even if the folder's class is loaded without AutoTokenizer."""
     (tmp_path / "texts.jsonl").write_text(json.dumps({"prompt": "a few words, 12 + 34 = 46: a few more"}))
     write_bpe([tmp_path / "texts.jsonl"], tmp_path, vocab_size=270)
     path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": said}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": name}))
     assert "" in AUTO_CLASS_TYPES["TokenizersBackend"]
     for model_type in ("", *FAMILIES):
         if model_type:
@@ -137,7 +137,7 @@ def test_a_tokenizer_is_what_transformers_takes_the_folder_for(said: str, tmp_pa
 
 
 def test_the_texts_of_single_tokens_keep_their_spaces_and_join_to_the_whole() -> None:
-    """Of a tokenizer that drops the space in front of a first token."""
+    """The tokenizer drops the space before a first token."""
     inner = Tokenizer(models.WordLevel({"\u2581one": 0, "\u2581two": 1, "s": 2, "</s>": 3}, unk_token="s"))
     inner.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")

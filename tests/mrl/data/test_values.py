@@ -1,4 +1,4 @@
-"""Odd values of JSON, csv and parquet: a row is read as it was meant, or refused by file and line, and a filter leaves it out."""
+"""Odd values of JSON, csv and parquet: a row is read as meant, or refused by file and line, or filtered."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def _lines(path: Path, rows: list[Any]) -> Path:
 
 @pytest.mark.parametrize("shape", PROMPTS)
 def test_every_odd_value_in_every_place_is_read_refused_or_left_out(shape, tool_tokenizer, tmp_path) -> None:
-    """After four good rows one for each odd value: a filter keeps the good ones, and none that is kept is a missing number."""
+    """Four good rows, then one per odd value: a filter keeps the good ones and no missing number."""
     good = rows_of(shape, len(ODD) + GOOD)
     for number, path in enumerate(_places(good[0])):
         rows = good[:GOOD] + [_with(row, path, value) for row, value in zip(good[GOOD:], ODD, strict=True)]
         file = _lines(tmp_path / f"{number}.jsonl", rows)
-        data, said = outcome(lambda file=file: _load(file, tool_tokenizer, unusable="filter"))
-        assert data is not None, f"{path}: {said}"
+        data, message = outcome(lambda file=file: _load(file, tool_tokenizer, unusable="filter"))
+        assert data is not None, f"{path}: {message}"
         kept, report = data.train[0].rows, data.report
         assert report.rows + report.unusable + report.duplicates + report.overlong == len(rows), path
         assert [prompt.row for prompt in kept[:GOOD]] == [f"{file}:{n}" for n in range(1, GOOD + 1)], path
@@ -91,7 +91,7 @@ def test_a_missing_answer_is_none_however_it_is_written(missing, ending, chat_to
 
 
 def test_an_absent_domain_is_the_entrys(chat_tokenizer: Any, tmp_path: Path) -> None:
-    """pandas writes a missing text of a row as NaN."""
+    """pandas writes a missing text as NaN."""
     path = _lines(
         tmp_path / "rows.jsonl", [{"prompt": "1", "answer": "1", "domain": math.nan, "tag": math.nan}]
     )
@@ -106,7 +106,9 @@ def test_a_narrow_float_is_the_decimal_that_was_written(kind: Any, tmp_path: Pat
     wide = {
         "answer": pyarrow.array(values, kind),
         "list": pyarrow.array([[value] for value in values], pyarrow.list_(kind)),
-        "deep": pyarrow.array([{"x": [value]} for value in values], pyarrow.struct([("x", pyarrow.list_(kind))])),
+        "deep": pyarrow.array(
+            [{"x": [value]} for value in values], pyarrow.struct([("x", pyarrow.list_(kind))])
+        ),
         "double": pyarrow.array([0.1 + 0.2] * 4),
     }  # fmt: skip
     path = tmp_path / "rows.parquet"
@@ -148,24 +150,24 @@ def test_tuned_rows_read_json_text_too(chat_tokenizer: Any, tmp_path: Path) -> N
     demonstration = {"prompt": TALK, "completion": chosen}
     for name, row in (("dpo", pair), ("sft", demonstration)):
         texts = {key: json.dumps(value) for key, value in row.items()}
-        found = []
-        for number, each in enumerate((row, texts)):
-            path = _lines(tmp_path / f"{name}{number}.jsonl", [each])
+        results = []
+        for number, columns in enumerate((row, texts)):
+            path = _lines(tmp_path / f"{name}{number}.jsonl", [columns])
             tree = {"data": {"train": str(path)}, "output": "out", "objective": {"name": name}}
             section = TuneSection.model_validate(tree)
-            found.append(_tuned(section, chat_tokenizer))
-        assert found[0] == found[1]
+            results.append(_tuned(section, chat_tokenizer))
+        assert results[0] == results[1]
 
 
 def _tuned(section: TuneSection, tokenizer: Any) -> list[list[int]]:
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = tokenizer.chat_template.replace("{% endfor %}", "[EOS]{% endfor %}", 1)
     rows = load_training(section, Encoder(tokenizer, ends=[2]), max_length=1000).rows
-    return [each.tokens.tolist() for row in rows for each in row.responses]
+    return [response.tokens.tolist() for row in rows for response in row.responses]
 
 
 def test_a_prompt_opens_once(chat_tokenizer: Any, plain_tokenizer: Any, tmp_path: Path) -> None:
-    """Text that a template rendered beforehand begins with the token that the tokenizer adds."""
+    """A rendered text begins with the token that the tokenizer adds."""
     rows = [{"prompt": text, "answer": "2"} for text in ("[BOS]1+1=", "1+2=", "[BOS][BOS]1+3=")]
     path = _lines(tmp_path / "rows.jsonl", rows)
     kept = _load(path, plain_tokenizer, unusable="filter").train[0].rows

@@ -1,4 +1,4 @@
-"""`mrl diagnose RUN`: the page that it prints and writes; and folders that are not whole."""
+"""`mrl diagnose RUN`: its page, printed and written, and incomplete folders."""
 
 import json
 import shutil
@@ -29,8 +29,8 @@ def folder_of(tmp_path: Path, run: str, *, config: str = "training: {optimizer: 
 def test_the_page_says_what_since_when_and_what_to_change(tmp_path, capsys) -> None:
     folder = folder_of(tmp_path, "rate_times_30")
     assert main(["diagnose", str(folder)]) == 0
-    said, page = capsys.readouterr().out, (folder / "diagnosis.md").read_text()
-    assert said == f"{page}\nwrote {folder}/diagnosis.md\n"
+    output, page = capsys.readouterr().out, (folder / "diagnosis.md").read_text()
+    assert output == f"{page}\nwrote {folder}/diagnosis.md\n"
     assert page.startswith("# Diagnosis of rate_times_30") and "`policy_collapsed`, since step 10." in page
     assert "training.optimizer.lr=0.0006 (now 0.006)" in page and "`no_gradient`" in page
     assert "600.0" in page and "590.0" in page, "the lowest rewards of the last steps"
@@ -42,9 +42,9 @@ def test_a_folder_that_is_not_whole_is_read_as_far_as_it_goes(tmp_path, capsys) 
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 61, "rew')
     assert main(["diagnose", str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert "engines_apart" in said and "samples.jsonl does not exist" in said
-    assert "config.yaml cannot be read" in said and "metrics.jsonl: 1 of 62" in said
+    output = capsys.readouterr().out
+    assert "engines_apart" in output and "samples.jsonl does not exist" in output
+    assert "config.yaml cannot be read" in output and "metrics.jsonl: 1 of 62" in output
     shutil.rmtree(folder)
     assert main(["diagnose", str(folder)]) == 2
 
@@ -56,8 +56,8 @@ def test_figures_that_are_no_numbers_are_said(tmp_path: Path, capsys: pytest.Cap
         row["optim/grad_norm"] = row["policy/entropy"] = float("nan")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["diagnose", str(folder)]) == 0
-    assert "NaN or infinity in 2 metrics, first in" in (said := capsys.readouterr().out)
-    assert f"at step 150 ({len(rows) - 150} rows)" in said
+    assert "NaN or infinity in 2 metrics, first in" in (output := capsys.readouterr().out)
+    assert f"at step 150 ({len(rows) - 150} rows)" in output
 
 
 def test_samples_are_of_different_prompts_and_of_the_time_of_the_finding() -> None:

@@ -1,4 +1,4 @@
-"""Each rule fires on its failure and names it first, and none fires on a run that learns."""
+"""Each rule fires on its failure and names it first; none fires on a run that learns."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ MADE = {
     },
     "verifier_silent": {"reward/no_reward_frac": (0.04, 0.05)},
 }
-"""Rule -> what changes at step 40 of a healthy run."""
+"""Rule -> the changes at step 40 of a healthy run."""
 
 
 def names(rows: list[dict[str, Any]]) -> list[str]:
@@ -55,7 +55,7 @@ def names(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def ever(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """Rule -> the step at which it fired first, were the run looked at after every step."""
+    """Return rule -> the step at which it fires first, if diagnosed after every step."""
     curves, first = Curves(), {}
     for row in rows:
         curves.add(row)
@@ -66,10 +66,10 @@ def ever(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 @pytest.mark.parametrize("rule", MADE)
 def test_a_rule_fires_on_its_failure_and_knows_since_when(rule: str) -> None:
-    found = diagnose(Curves(made(MADE[rule])), SETTINGS).findings
-    assert [f.rule for f in found][:1] == [rule]
-    assert 35 <= found[0].since <= 60 and found[0].last == 80
-    assert found[0].evidence and found[0].levers
+    findings = diagnose(Curves(made(MADE[rule])), SETTINGS).findings
+    assert [f.rule for f in findings][:1] == [rule]
+    assert 35 <= findings[0].since <= 60 and findings[0].last == 80
+    assert findings[0].evidence and findings[0].levers
 
 
 def test_a_correction_that_takes_the_gradient_is_named() -> None:
@@ -85,7 +85,7 @@ def test_a_correction_that_takes_the_gradient_is_named() -> None:
 
 
 def test_a_policy_that_slowly_unlearns_is_named() -> None:
-    """By more than chance in validation and reward: a validation of 512 prompts and a reward of 2 % noise."""
+    """Beyond chance in validation and reward: 512 validation prompts, 2 % noise of the reward."""
     assert names(made({"val/reward": (0.48, 0.48), "reward/mean": (0.45, 0.45)})) == ["policy_collapsed"]
     assert names(made({"val/reward": (0.55, 0.55), "reward/mean": (0.45, 0.45)})) == [], "within chance"
 
@@ -153,8 +153,8 @@ def test_without_a_gradient_after_a_collapse_the_collapse_is_said_to_be_the_caus
 
 
 def test_without_the_truth_beside_the_reward_no_way_round_it_can_be_told() -> None:
-    told = diagnose(Curves(recorded("few_rows")), SETTINGS)
-    assert "a reward of several parts" in told.cannot_tell["reward_hacked"]
+    diagnosis = diagnose(Curves(recorded("few_rows")), SETTINGS)
+    assert "a reward of several parts" in diagnosis.cannot_tell["reward_hacked"]
     assert "rows_memorised" not in ever(recorded("planted_cue")), (
         "validation reads another part than is trained"
     )
@@ -177,7 +177,7 @@ LOST = [0.5, 0.02, 0.0, 0.0]
     ],
 )
 def test_entropy_that_the_first_updates_take_is_the_learning_rates_fault(entropies, rewards, fires) -> None:
-    """A run that solves its task so fast, one that ends there later, and one that finds back are no such."""
+    """Not so in a run that solves its task so fast, ends there later, or recovers."""
     rows = [
         {"step": n, "policy/entropy": entropy, "reward/mean": reward}
         for n, (entropy, reward) in enumerate(zip(entropies, rewards, strict=True), 1)
@@ -201,7 +201,7 @@ def flat_rows(steps: int, *, largest: float = 0.0) -> list[dict[str, Any]]:
     ],
 )
 def test_a_run_in_which_no_sample_had_an_advantage_learned_nothing(rows, settings, nothing) -> None:
-    """Where it is measured, over five steps at least; teachers teach without."""
+    """Only if it is measured, for at least five steps; teachers teach without advantages."""
     curves = Curves(rows)
     assert learned_nothing(curves, settings) == nothing
     assert ("nothing was learned" in closing_line("runs/a", "done", curves, settings)) == nothing
@@ -218,14 +218,14 @@ def test_the_last_line_has_the_first_finding() -> None:
 
 def test_what_is_not_measured_is_said() -> None:
     rows = [{n: v for n, v in row.items() if not n.startswith("val/")} for row in recorded("planted_cue")]
-    told = diagnose(Curves(rows), SETTINGS)
-    assert "reward_hacked" in told.cannot_tell and "validation" in told.cannot_tell["reward_hacked"]
-    assert "critic_lost" not in told.cannot_tell, "a run without a critic lacks nothing"
-    assert "reward_hacked" not in [f.rule for f in told.findings]
+    diagnosis = diagnose(Curves(rows), SETTINGS)
+    assert "reward_hacked" in diagnosis.cannot_tell and "validation" in diagnosis.cannot_tell["reward_hacked"]
+    assert "critic_lost" not in diagnosis.cannot_tell, "a run without a critic lacks nothing"
+    assert "reward_hacked" not in [f.rule for f in diagnosis.findings]
 
 
 def test_a_critic_that_explains_little_has_more_time_where_it_is_no_chance() -> None:
-    """As from a start that solves most rows already: 0.8 % of the variance, the rows apart by as much."""
+    """A start that solves most rows: 0.8 % of the variance, rows apart by as much."""
     rng = np.random.default_rng(0)
     rows = made({"critic/explained_variance": (0.001, 0.001)})
     for mean, early, late in ((0.008, [], ["critic_lost"]), (0.0, ["critic_lost"], ["critic_lost"])):

@@ -1,5 +1,5 @@
-"""Random worlds around the production buffer, pool, ledger and rollouts: engines pause, take weights, die and come back, verdicts
-are late, runs are cut and resumed. Time is virtual, so that a world is a function of its seed."""
+"""Random worlds around the production buffer, pool, ledger and rollouts, in virtual time, from a seed.
+Engines pause, take weights, die and come back; verdicts are late; runs are cut and resumed."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ from tests.support.samples import make_completion
 
 PROMPTS = [Prompt(n, np.array([n], np.int32), "", None) for n in range(7)]
 SECONDS = 5000.0
-"""Of virtual time, for the next groups to come."""
 
 
 class Deadlock(AssertionError):
-    """Nobody is left who would do anything."""
+    """No task can continue."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -52,15 +51,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         if not self._ready:  # type: ignore[attr-defined]
-            timers = [each for each in self._scheduled if not each._cancelled]  # type: ignore[attr-defined]
+            timers = [timer for timer in self._scheduled if not timer._cancelled]  # type: ignore[attr-defined]
             if not timers:
                 raise Deadlock("no task can go on")
-            self.now = max(self.now, min(each._when for each in timers))
+            self.now = max(self.now, min(timer._when for timer in timers))
         super()._run_once()  # type: ignore[misc]
 
 
 def token(name: str, position: int, version: int) -> int:
-    """What the policy of a version says at a position."""
+    """Return the token that the policy of a version draws at a position."""
     return sum(map(ord, name)) * 31 + position * 7 + version * 3 & 0x3FF
 
 
@@ -69,7 +68,7 @@ def length_of(name: str) -> int:
 
 
 class WorldEngine:
-    """An engine and its client: steps by itself; a pause keeps what runs, with its tokens."""
+    """An engine and its client. It steps by itself; a pause keeps running requests with their tokens."""
 
     def __init__(self, world: World, lost: Callable[[str], None]) -> None:
         self._world, self._lost = world, lost
@@ -78,10 +77,10 @@ class WorldEngine:
         self.version, self.paused, self.failure = world.served, True, None
         self._task = asyncio.ensure_future(self._run())
 
-    async def submit(self, asked: GenerationRequest) -> Completion:
-        assert asked.request_id not in self._open, "asked twice"
+    async def submit(self, request: GenerationRequest) -> Completion:
+        assert request.request_id not in self._open, "asked twice"
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._open[asked.request_id] = asked, None, future
+        self._open[request.request_id] = request, None, future
         return await future
 
     async def pause(self, *, snapshot: bool) -> tuple[PauseDone, list[Completion]]:
@@ -90,9 +89,9 @@ class WorldEngine:
             raise EngineLost("dead")
         self.paused = True
         for name, drawn in self._drawn.items():
-            asked, before, future = self._open[name]
-            part = self._completion(self._request(asked, before), drawn, Status.INTERRUPTED)
-            self._open[name] = asked, join_completions(before, part), future
+            original, before, future = self._open[name]
+            part = self._completion(self._request(original, before), drawn, Status.INTERRUPTED)
+            self._open[name] = original, join_completions(before, part), future
         count = len(self._drawn)
         self._drawn = {}
         so_far = [before for _, before, _ in self._open.values() if before is not None]
@@ -112,8 +111,8 @@ class WorldEngine:
         self._open, self._drawn = {}, {}
         self._lost(why)
 
-    def _request(self, asked: GenerationRequest, before: Completion | None) -> GenerationRequest:
-        return asked if before is None else next_request(asked, before, 0)
+    def _request(self, original: GenerationRequest, before: Completion | None) -> GenerationRequest:
+        return original if before is None else next_request(original, before, 0)
 
     def _completion(self, request: GenerationRequest, drawn: list[int], status: Status) -> Completion:
         return make_completion(request, drawn, version=self.version, status=status)
@@ -129,28 +128,25 @@ class WorldEngine:
         for name in waiting[: self._world.seats - len(self._drawn)]:
             self._drawn[name] = []
         for name, drawn in list(self._drawn.items()):
-            asked, before, future = self._open[name]
-            request = self._request(asked, before)
+            original, before, future = self._open[name]
+            request = self._request(original, before)
             position = len(request.own_tokens) + len(drawn)
             drawn.append(token(name, position, self.version))
             if position + 1 == length_of(name):
                 del self._drawn[name], self._open[name]
-                if not future.done():  # whoever asked for it is gone
+                if not future.done():  # its caller is gone
                     future.set_result(
                         join_completions(before, self._completion(request, drawn, Status.FINISHED))
                     )
 
 
 class WorldPool(EnginePool):
-    """The production pool over engines of this process."""
-
     def __init__(self, world: World, count: int) -> None:
         super().__init__([f"engine {n}" for n in range(count)], secret=b"", run_seed=0, by_index=False)
         self.world = world
         self.replace()
 
     def replace(self) -> None:
-        """Bring in another engine for each that was lost."""
         for number in range(len(self._names)):
             if number not in self._clients:
                 engine: Any = WorldEngine(self.world, functools.partial(self._died, number))
@@ -164,14 +160,12 @@ class WorldPool(EnginePool):
 
 
 class WorldBuffer(RolloutBuffer):
-    """The production buffer, which does not look five times a second at what is waited for."""
+    """The production buffer without its periodic checks."""
 
     async def _look(self) -> None: ...
 
 
 class WorldRewards:
-    """Verdicts after a while."""
-
     def __init__(self, dice: random.Random, filtered: float) -> None:
         self._dice, self._filtered = dice, filtered
 
@@ -198,8 +192,6 @@ class Cut(Exception):
 
 @dataclasses.dataclass
 class World:
-    """One run over starts and deaths."""
-
     seed: int
     pool: type[WorldPool] = WorldPool
     buffer: type[WorldBuffer] = WorldBuffer
@@ -222,21 +214,19 @@ class World:
         filtered = dice.choice([0.0, 0.3, 0.6]) if size > 1 else 0.0
         self.seats, engines, death = dice.randint(1, 6), dice.randint(1, 3), dice.choice([0.0, 0.0, 0.1])
         config = self._configured(batch, size, dice.randint(0, 3), dice.randint(1, 2), filtered > 0)
-        checkpoint: tuple[int, dict[str, Any], dict[int, int]] | None = None
+        saved: tuple[int, dict[str, Any], dict[int, int]] | None = None
         version = 0
         while version < steps:
             cut_at = dice.choice([None, dice.randint(version + 1, steps)])
-            if checkpoint is not None:
-                version, self.trained = checkpoint[0], dict(checkpoint[2])
+            if saved is not None:
+                version, self.trained = saved[0], dict(saved[2])
             try:
-                checkpoint = await self._start(
-                    config, version, steps, checkpoint, cut_at, engines, death, filtered
-                )
+                saved = await self._start(config, version, steps, saved, cut_at, engines, death, filtered)
                 return
             except Cut as cut:
-                (checkpoint,) = cut.args
-                version = 0 if checkpoint is None else checkpoint[0]
-                self.trained = {} if checkpoint is None else self.trained
+                (saved,) = cut.args
+                version = 0 if saved is None else saved[0]
+                self.trained = {} if saved is None else self.trained
 
     def _configured(
         self, batch: int, size: int, max_staleness: int, sync_every: int, filters: bool
@@ -259,7 +249,7 @@ class World:
         death: float,
         filtered: float,
     ) -> Any:
-        """One start of the run: from a checkpoint until its end, or until it is cut."""
+        """Start the run, from a checkpoint if there is one, and run until it ends or is cut."""
         dice, failures = self.dice, list[BaseException]()
         pool, rollouts = self._made(engines, lambda: WorldRewards(dice, filtered), failures.append)
         buffer = self.buffer(
@@ -352,7 +342,7 @@ class World:
                 versions, name = sample.policy_versions.tolist(), sample.sample_id
                 assert len(sample.response_tokens) == length_of(name), "not whole"
                 assert versions == sorted(versions) and 0 <= version - versions[0] <= bound, "too old"
-                expected = [token(name, position, own) for position, own in enumerate(versions)]
+                expected = [token(name, position, v) for position, v in enumerate(versions)]
                 assert sample.response_tokens.tolist() == expected, "tokens of another version"
                 attempts = [segment.attempt for segment in sample.segments]
                 assert attempts == sorted(set(attempts)), "a seed was used twice"

@@ -1,4 +1,4 @@
-"""What loops of this folder's tests start ends with their test."""
+"""Closes the threads that a test of this folder started."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A supply over engines and reward workers that answer as a test says."""
+"""A supply whose engines and reward workers follow a script."""
 
 from __future__ import annotations
 
@@ -23,30 +23,29 @@ from tests.mrl.loops.table_policy import config_of, thread_over
 from tests.support.samples import make_completion, verdict_of
 
 Reward = Callable[[int, int], float | None]
-"""The reward of (prompt index, sample index)."""
 
 
 def mixed(prompt: int, sample: int) -> float:
-    """Every group has right and wrong samples."""
+    """Reward half of every group's samples."""
     return float(sample % 2)
 
 
 def useful(*prompts: int) -> Reward:
-    """Only these prompts' groups have right and wrong samples; all others are all right."""
+    """Give only these prompts' groups differing rewards; all other samples are correct."""
     return lambda prompt, sample: float(sample % 2) if prompt in prompts else 1.0
 
 
 class ScriptedEngines(Engines):
-    """Answers a request at once, two tokens long."""
+    """Answers a request at once with two tokens."""
 
     def __init__(self) -> None:
         self.asked: list[GenerationRequest] = []
         self.version, self.newest_version = 0, -1
-        self.answers: Callable[[GenerationRequest], bool] = lambda asked: True
-        """Whether a request is answered at all."""
+        self.answers: Callable[[GenerationRequest], bool] = lambda request: True
+        """Returns True for requests that are answered."""
         self.error: Exception | None = None
         self.routes: Routes | None = None
-        """What every completion brings."""
+        """Routes of every completion."""
 
     async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
         self.asked.append(asked)
@@ -74,8 +73,6 @@ class ScriptedEngines(Engines):
 
 
 class ScriptedRewards:
-    """Gives each verdict at once, if `answers` says so."""
-
     def __init__(self, reward: Reward) -> None:
         self.reward, self.flushed = reward, set[int]()
         self.answers: Callable[[str], bool] = lambda sample_id: True
@@ -96,8 +93,6 @@ class ScriptedRewards:
 
 
 class Scripted:
-    """A supply over the script: four groups of four a step, from an endless stream in the order of its rows."""
-
     def __init__(
         self, folder: Path, algorithm: dict[str, object], *words: str, reward: Reward = mixed
     ) -> None:
@@ -113,7 +108,7 @@ class Scripted:
         return thread_over(self.engines, self.rewards, self.clock, deadline_seconds=deadline_seconds)
 
     def asked(self) -> list[list[int]]:
-        """The prompt indices of each round so far: samples of a prompt are asked together, by index."""
+        """Return the prompt indices of each round so far; samples of a prompt are requested together."""
         rounds: list[list[int]] = []
         for index in dict.fromkeys(sample_of(request.request_id)[0] for request in self.engines.asked):
             size = self.config.loop.prompts_per_step
@@ -123,7 +118,7 @@ class Scripted:
         return rounds
 
     def step(self, version: int = 0) -> tuple[list[int], dict[str, float]]:
-        """(prompt indices, metrics) of the next step's groups, with new samples of this version."""
+        """Return (prompt indices, metrics) of the next step's groups, with new samples of this version."""
         self.engines.version = version
         supplied = self.supply.take(self.rollouts, version=version)
         return [group.prompt.index for group in supplied.groups], supplied.metrics

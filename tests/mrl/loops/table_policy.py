@@ -1,7 +1,4 @@
-"""A policy small enough to stand behind the loop's protocols in one process: a table of logits, one row for each last token.
-
-It samples, computes log-probs and takes gradient steps for real; only the engines' processes are missing.
-"""
+"""A table of logits as the policy: real samples, log-probs and gradient steps, but no engine processes."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ ROWS = [Prompt(n, np.array([n], np.int32), "", None) for n in range(VOCAB)]
 
 
 def config_of(folder: Path, algorithm: Mapping[str, Any], *words: str) -> Config:
-    """Four groups of four a step; checkpoints and validation, of four prompts, off."""
+    """Four groups of four per step; no checkpoints, no validation (of four prompts)."""
     overlay = folder / "overlay.yaml"
     section = {
         "algorithm": dict(algorithm),
@@ -68,21 +65,18 @@ def config_of(folder: Path, algorithm: Mapping[str, Any], *words: str) -> Config
 
 
 class TableRanks:
-    """The trainer."""
-
     def __init__(self, config: Config) -> None:
         self._lr, self._objective = config.training.optimizer.lr, Objective(config.algorithm)
         self.table = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3)).requires_grad_()
         self.reference = self.table.detach().clone()
         self.batches: list[TrainBatch] = []
-        """What was trained on, minibatch by minibatch."""
         self.saved: dict[Path, tuple[dict[str, Any], Tensor]] = {}
-        """The loop's state and the table of each checkpoint."""
+        """Loop state and table of each checkpoint."""
         self.dies: Exception | None = None
-        """What the next update raises."""
+        """Raised by the next update."""
         self.save_fails: Exception | None = None
         self.writes_slowly = False
-        """Whether the files of a save beside training are never there before they are waited for."""
+        """True: an asynchronous save completes only when it is waited for."""
         self._saving: Any = None
         self.called: list[str] = []
         """The passes over the model, in order."""
@@ -95,8 +89,8 @@ class TableRanks:
             return {"values": np.zeros(batch.num_tokens, np.float32)}
         with torch.no_grad():
             logprobs, entropy = _both(self.table if role == "policy" else self.reference, batch)
-        found = {"logprobs": logprobs.numpy(), "entropy": entropy.numpy()}
-        return found | self._said(batch, options.with_reference)
+        outputs = {"logprobs": logprobs.numpy(), "entropy": entropy.numpy()}
+        return outputs | self._said(batch, options.with_reference)
 
     def _said(self, batch: TrainBatch, wanted: bool) -> dict[str, np.ndarray]:
         if not wanted:
@@ -107,7 +101,7 @@ class TableRanks:
     def forward_recording(
         self, batch: TrainBatch, options: PassOptions
     ) -> tuple[dict[str, np.ndarray], TrainBatch]:
-        """The routes of sample b are one row, b."""
+        """Record one row of routes per sample: sample b has row b."""
         block = np.arange(batch.num_samples)[:, None, None]
         routes = tuple(Routes((RouteRows(block, b, b + 1),)) for b in range(batch.num_samples))
         return self.forward(batch, options), dataclasses.replace(batch, routes=routes)
@@ -126,15 +120,15 @@ class TableRanks:
         if self.dies is not None:
             raise self.dies
         self.called.append("update")
-        batch = batch.with_arrays(**(said := self._said(batch, options.with_reference)))
+        batch = batch.with_arrays(**(extra := self._said(batch, options.with_reference)))
         time.sleep(self.update_seconds)
         self.batches.append(batch)
         logprobs, entropy = _both(self.table, batch)
-        found = {"logprobs": logprobs.detach().numpy()} | said
-        # As the real worker: an objective refuses such values.
-        if not all(np.isfinite(values).all() for values in found.values()):
+        outputs = {"logprobs": logprobs.detach().numpy()} | extra
+        # Like the real worker: an objective rejects non-finite values.
+        if not all(np.isfinite(values).all() for values in outputs.values()):
             self._gradient = torch.full_like(self.table, float("nan"))
-            return found, {"loss": float("nan")}
+            return outputs, {"loss": float("nan")}
         arrays = {name: torch.from_numpy(values) for name, values in batch.arrays.items()}
         loss, metrics = self._objective(
             logprobs=logprobs,
@@ -144,7 +138,7 @@ class TableRanks:
             denominators=denominators,
         )
         (self._gradient,) = torch.autograd.grad(loss, self.table)
-        return found, {n: float(v) for n, v in metrics.items()} | {"loss": float(loss.detach())}
+        return outputs, {n: float(v) for n, v in metrics.items()} | {"loss": float(loss.detach())}
 
     def step(self) -> dict[str, float]:
         norm = float(self._gradient.norm())
@@ -169,11 +163,9 @@ class TableRanks:
 
 @dataclasses.dataclass
 class _Open:
-    """A request that the engines have."""
-
-    asked: GenerationRequest
+    original: GenerationRequest
     so_far: Completion | None
-    """What came before the last pause."""
+    """The partial response before the last pause."""
     done: asyncio.Future[Completion]
     request: GenerationRequest = dataclasses.field(init=False)
     rng: np.random.Generator = dataclasses.field(init=False)
@@ -181,14 +173,13 @@ class _Open:
     logprobs: list[float] = dataclasses.field(default_factory=list)
 
     def begin(self) -> None:
-        """Continue after what came before."""
-        self.request = self.asked if self.so_far is None else next_request(self.asked, self.so_far, 0)
+        self.request = self.original if self.so_far is None else next_request(self.original, self.so_far, 0)
         self.rng = np.random.default_rng(self.request.seed)
         self.tokens, self.logprobs = [], []
 
 
 class TableEngines(Engines):
-    """The trainer's table, and the copy that responses are sampled from until the next sync."""
+    """The trainer's table, and the copy that is sampled from until the next sync."""
 
     def __init__(self, config: Config) -> None:
         self.train = TableRanks(config)
@@ -197,24 +188,21 @@ class TableEngines(Engines):
         self.open: dict[str, _Open] = {}
         self.step_seconds = 0.0
         self.tokens_per_step = LONGEST
-        """Of every request that is at work; below LONGEST responses finish at different steps."""
+        """Per running request; below LONGEST, responses finish at different steps."""
         self.at_once = 1 << 30
-        """Requests at work; the others wait."""
+        """Running requests; the others wait."""
         self.stops_after: int | None = None
-        """Steps after which it stands still by itself."""
+        """Number of steps after which the engine stops by itself."""
         self.speaks: Callable[[Sequence[int]], str] = lambda tokens: ""
-        """The text of a response's tokens."""
+        """Returns the text of a response's tokens."""
         self.damage = torch.zeros(VOCAB, VOCAB)
-        """Added to what a sync moves."""
         self.dies: Exception | None = None
-        """What the next sync raises."""
+        """Raised by the next sync."""
         self.rests, self.paused, self._trains = False, True, True
         self.synced: list[int] = []
         """Versions, in order."""
         self.num_steps = 0
         self._stepping: asyncio.Task[None] | None = None
-
-    # -- as the schedule's thread sees it ------------------------------------------------------------------------
 
     def sync(self, version: int) -> dict[str, float]:
         assert self.paused, "a response would mix versions"
@@ -229,24 +217,22 @@ class TableEngines(Engines):
         assert self.paused and not self.rests, "the trainer takes its memory back once"
         self.rests = True
 
-    # -- as rollouts see it --------------------------------------------------------------------------------------
-
     async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
-        own = _Open(asked, so_far, asyncio.get_running_loop().create_future())
-        own.begin()
-        self.open = dict(sorted([*self.open.items(), (asked.request_id, own)], key=lambda i: sample_of(i[0])))
+        seq = _Open(asked, so_far, asyncio.get_running_loop().create_future())
+        seq.begin()
+        self.open = dict(sorted([*self.open.items(), (asked.request_id, seq)], key=lambda i: sample_of(i[0])))
         self._work()
         try:
-            return await own.done
+            return await seq.done
         finally:
             self.open.pop(asked.request_id, None)
 
     async def pause(self, *, snapshot: bool) -> PauseTotals:
-        self.paused, begun = True, [own for own in self.open.values() if own.tokens]
-        for own in begun:
-            own.so_far = join_completions(own.so_far, self._completion(own, Status.INTERRUPTED))
-            own.begin()
-        return PauseTotals(len(begun), sum(len(own.request.engine_prompt()) for own in begun))
+        self.paused, begun = True, [seq for seq in self.open.values() if seq.tokens]
+        for seq in begun:
+            seq.so_far = join_completions(seq.so_far, self._completion(seq, Status.INTERRUPTED))
+            seq.begin()
+        return PauseTotals(len(begun), sum(len(seq.request.engine_prompt()) for seq in begun))
 
     def resume(self, *, training: bool = True) -> None:
         assert not self.rests, "the engines gave their memory away"
@@ -254,8 +240,8 @@ class TableEngines(Engines):
         self._work()
 
     def so_far(self, request_id: str) -> Completion | None:
-        own = self.open.get(request_id)
-        return None if own is None else own.so_far
+        seq = self.open.get(request_id)
+        return None if seq is None else seq.so_far
 
     def where(self, request_id: str) -> str:
         return "on the table"
@@ -276,39 +262,39 @@ class TableEngines(Engines):
                 self.num_steps += 1
 
     def _ready(self) -> list[_Open]:
-        ready = (own for own in self.open.values() if not own.done.done())
-        return [own for own in ready if self._trains or sample_of(own.asked.request_id)[0] < 0]
+        ready = (seq for seq in self.open.values() if not seq.done.done())
+        return [seq for seq in ready if self._trains or sample_of(seq.original.request_id)[0] < 0]
 
     def _step(self) -> None:
-        for own in self._ready()[: self.at_once]:
+        for seq in self._ready()[: self.at_once]:
             for _ in range(self.tokens_per_step):
-                if not self._has_ended(own):
-                    self._draw(own)
-            if self._has_ended(own):
+                if not self._has_ended(seq):
+                    self._draw(seq)
+            if self._has_ended(seq):
                 self.newest_version = max(self.newest_version, self.version)
-                own.done.set_result(join_completions(own.so_far, self._completion(own, Status.FINISHED)))
+                seq.done.set_result(join_completions(seq.so_far, self._completion(seq, Status.FINISHED)))
 
-    def _has_ended(self, own: _Open) -> bool:
-        return len(own.request.own_tokens) + len(own.tokens) >= _length_of(own.asked.request_id)
+    def _has_ended(self, seq: _Open) -> bool:
+        return len(seq.request.own_tokens) + len(seq.tokens) >= _length_of(seq.original.request_id)
 
-    def _draw(self, own: _Open) -> None:
-        last = own.tokens[-1] if own.tokens else int(own.request.engine_prompt()[-1])
+    def _draw(self, seq: _Open) -> None:
+        last = seq.tokens[-1] if seq.tokens else int(seq.request.engine_prompt()[-1])
         row = self._table[last].log_softmax(-1).double()
         probabilities = row.exp().numpy()
-        token = int(own.rng.choice(VOCAB, p=probabilities / probabilities.sum()))
-        own.tokens.append(token)
-        own.logprobs.append(float(row[token]))
+        token = int(seq.rng.choice(VOCAB, p=probabilities / probabilities.sum()))
+        seq.tokens.append(token)
+        seq.logprobs.append(float(row[token]))
 
-    def _completion(self, own: _Open, status: Status) -> Completion:
-        text = "" if status is Status.INTERRUPTED else self.speaks([*own.request.own_tokens, *own.tokens])
+    def _completion(self, seq: _Open, status: Status) -> Completion:
+        text = "" if status is Status.INTERRUPTED else self.speaks([*seq.request.own_tokens, *seq.tokens])
         return make_completion(
-            own.request, own.tokens, logprobs=own.logprobs, version=self.version, status=status, text=text
+            seq.request, seq.tokens, logprobs=seq.logprobs, version=self.version, status=status, text=text
         )
 
 
 @functools.cache
 def _length_of(request_id: str) -> int:
-    """Tokens of a response as a whole, whoever asks for it and how often."""
+    """Return a whole response's length in tokens, the same for each attempt."""
     return int(np.random.default_rng(seed_of_request(9, request_id)).integers(1, LONGEST + 1))
 
 
@@ -316,7 +302,7 @@ class EvenIsRight:
     """Reward 1 for a response whose first token is even."""
 
     keeps_back: Callable[[str], bool] = staticmethod(lambda sample_id: False)
-    """Samples whose verdict does not come."""
+    """Returns True for samples whose verdict never comes."""
 
     def deliver_to(self, deliver: Callable[[str, Verdict], None]) -> None:
         self._deliver = deliver
@@ -335,7 +321,7 @@ class EvenIsRight:
 
 
 THREADS: list[RolloutThread] = []
-"""Those of the test that runs, closed at its end (conftest.py)."""
+"""Threads of the running test; conftest.py closes them."""
 
 
 def thread_over(
@@ -346,7 +332,7 @@ def thread_over(
     deadline_seconds: float = 60.0,
     **acts: Any,
 ) -> RolloutThread:
-    """Rollouts over engines and reward workers of this process; `acts`: where turns are answered."""
+    """Build rollouts over engines and reward workers of this process; `acts` answers turns."""
     make = in_this_process(lambda _: engines, rewards, run_seed=0, **acts)
     thread = RolloutThread(make, clock, deadline_seconds=deadline_seconds)
     THREADS.append(thread)
@@ -354,8 +340,6 @@ def thread_over(
 
 
 class TableRun:
-    """A loop over the table."""
-
     def __init__(
         self,
         config: Config,
@@ -364,12 +348,12 @@ class TableRun:
         should_stop: Callable[[], str | None] = lambda: None,
         acts: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        """`acts`: makes what answers the policy's turns (table_environment.py, table_episodes), whose rewards are then the run's."""
+        """`acts` builds what answers the turns (e.g. table_episodes); its rewards are then the run's."""
         self.engines, clock, self._config = TableEngines(config), PhaseClock(), config
         self.rewards, self._acts = EvenIsRight() if acts is None else Returns(), acts
         self.train = self.engines.train
         self.groups: list[Sequence[Group]] = []
-        """Of each step."""
+        """One entry per step."""
         self._first_version = max(0, first_step - 1)
         self._folder = RunFolder(config.run_folder)
         if acts is not None:
@@ -384,24 +368,24 @@ class TableRun:
         )
         held_out = [dataclasses.replace(prompts.prompt_at(n), index=n - 4) for n in range(4)]
         common = held_out, recorder, Checkpoints(config, self._folder)
-        more: dict[str, Any] = {"should_stop": should_stop}
+        options: dict[str, Any] = {"should_stop": should_stop}
         self.loop: OnPolicyLoop | StreamLoop
         sampling = Sampling.of(config)
         if config.loop.schedule == "stream":
             self.rollouts.open_buffer(config, prompts, sampling)
-            self.loop = StreamLoop(config, self.engines, self.rollouts, *common, **more)
+            self.loop = StreamLoop(config, self.engines, self.rollouts, *common, **options)
         else:
             supply = GroupSupply(config, prompts, sampling)
-            self.loop = OnPolicyLoop(config, self.engines, self.rollouts, supply, *common, **more)
+            self.loop = OnPolicyLoop(config, self.engines, self.rollouts, supply, *common, **options)
         self.loop.on_batch = self.groups.append
 
     def finished(self) -> str:
-        """Why the run ended, all steps on end."""
+        """Run all steps and return why the run ended."""
         self.loop.start()
         return self.loop.run()
 
     def resumed(self, config: Config | None = None) -> TableRun:
-        """A new start of the same run, from its last checkpoint; state travels as bytes. `config`: another one from here on."""
+        """Return a new start of the run from its last checkpoint (state as bytes), with `config` if given."""
         state, table = self.train.saved[max(self.train.saved)]
         self.close()
         run = TableRun(config or self._config, first_step=int(state["next_step"]), acts=self._acts)
@@ -413,12 +397,12 @@ class TableRun:
         return run
 
     def close(self) -> None:
-        """Gives the run's folder to another start."""
+        """Release the run's folder for another start."""
         self.rollouts.close()
         self._folder.close()
 
     def bounded_samples(self) -> list[Sample]:
-        """What a stream trained on, with no token older than its settings allow and no seed used for two segments."""
+        """Return a stream's trained samples; check that no token is too stale and no seed was used twice."""
         stream, samples = self._config.stream, []
         bound = stream.max_staleness + stream.sync_every - 1
         for version, groups in enumerate(self.groups, self._first_version):
@@ -431,17 +415,15 @@ class TableRun:
         return samples
 
     def rows(self) -> list[dict[str, Any]]:
-        """metrics.jsonl so far."""
         return metrics_log.read(self._folder.metrics)
 
 
 def logprobs_of(table: Tensor, batch: TrainBatch) -> Tensor:
-    """[N] of each token after the one before it; 0 for a segment's first."""
+    """Return log-probs [N] of each token given the one before it; 0 for a segment's first."""
     return _both(table, batch)[0]
 
 
 def _both(table: Tensor, batch: TrainBatch) -> tuple[Tensor, Tensor]:
-    """(log-probs, entropies) [N]."""
     tokens = torch.from_numpy(batch.tokens)
     rows = table.log_softmax(-1)[tokens.roll(1)]
     inside = torch.ones(batch.num_tokens, dtype=torch.bool)

@@ -1,5 +1,4 @@
-"""The age of every token, each prompt once, no token twice and no deadlock, over random worlds; and that the worlds see what is
-wrong."""
+"""Random worlds: bounded staleness, each prompt once, no deadlock; planted faults are seen."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def test_every_world_keeps_its_promises(count: int) -> None:
 
 
 class ForgetsSnapshots(WorldPool):
-    """Takes what a snapshot tells for all that came, earlier parts left out."""
+    """Takes a snapshot for the whole response and forgets earlier parts."""
 
     async def _pause(self, client: EngineClient, snapshot: bool) -> engine_messages.PauseDone | PauseTotals:
         done, parts = await client.pause(snapshot=snapshot)
@@ -36,13 +35,13 @@ class ForgetsSnapshots(WorldPool):
 
 
 class HearsNoDeath(WorldPool):
-    """Sends requests to engines that are dead."""
+    """Sends requests to dead engines."""
 
     def _died(self, number: int, why: str) -> None: ...
 
 
 class AdmitsMore(WorldBuffer):
-    """Lets more groups be on their way than the age allows."""
+    """Admits more groups than the staleness bound allows."""
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
@@ -52,16 +51,16 @@ class AdmitsMore(WorldBuffer):
 
 
 class BeginsAnew(WorldBuffer):
-    """Continues a checkpoint's groups without what had come of them."""
+    """Resumes a checkpoint's groups without their partial responses."""
 
     def restore(self, state: dict[str, Any], *, version: int) -> int:
         started = self._rollouts.start
-        self._rollouts.start = lambda prompt, sampling, records=(): started(prompt, sampling)  # type: ignore[method-assign]
+        self._rollouts.start = lambda p, s, records=(): started(p, s)  # type: ignore[method-assign]
         return super().restore(state, version=version)
 
 
 class AdmitsRarely(WorldBuffer):
-    """Gives a filtered group's slot to nobody."""
+    """Never reuses the slot of a filtered group."""
 
     def _admit(self) -> None:
         if not self._ledger.fruitless:

@@ -1,4 +1,4 @@
-"""`mrl audit` over runs of a table that die and go on: what it proves, and that it sees a prompt trained twice and one lost."""
+"""`mrl audit` over runs of a table that die and resume: it sees a prompt trained twice and a lost one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def died_thrice(
     tamper: Callable[[dict[str, Any]], object] = lambda state: None,
     acts: Callable[[], dict[str, Any]] | None = None,
 ) -> TableRun:
-    """A run of 14 steps that saves each third and dies in its steps 6, 7 and 11; `tamper` changes the last checkpoint it resumes from."""
+    """Run 14 steps; save each third; die in steps 6, 7, 11. `tamper` changes the last checkpoint resumed."""
     saves = "loop.checkpoint={every_steps: 3, keep: 99}"
     run = TableRun(config_of(folder, algorithm or {}, "loop.steps=14", saves, *words), acts=acts)
     for steps in (5, 3, 4):
@@ -69,23 +69,23 @@ def test_each_prompt_once_over_three_deaths(
     words: tuple[str, ...], algorithm: dict[str, Any], tmp_path: Path
 ) -> None:
     died_thrice(tmp_path, *words, algorithm=algorithm)
-    found = audit(tmp_path / "run")
-    assert found.passes and not found.twice and not found.skipped
-    assert found.attempts == 4 and len(found.undone) >= 3, "no step was undone"
-    trained = [index for line in found.lines for index in line["trained"]]
-    assert len(trained) > 30 and bool(algorithm) == any(line["filtered"] for line in found.lines)
-    assert "14 steps in 4 starts" in audit_text(found) and "twice 0, skipped 0" in audit_text(found)
-    assert "14 rows of metrics.jsonl agree" in audit_text(found)
+    report = audit(tmp_path / "run")
+    assert report.passes and not report.twice and not report.skipped
+    assert report.attempts == 4 and len(report.undone) >= 3, "no step was undone"
+    trained = [index for line in report.lines for index in line["trained"]]
+    assert len(trained) > 30 and bool(algorithm) == any(line["filtered"] for line in report.lines)
+    assert "14 steps in 4 starts" in audit_text(report) and "twice 0, skipped 0" in audit_text(report)
+    assert "14 rows of metrics.jsonl agree" in audit_text(report)
 
 
 def test_each_episode_once_over_three_deaths(tmp_path: Path) -> None:
     died_thrice(tmp_path, *STREAM, algorithm={"estimator": {"name": "grpo"}}, acts=episodes)
-    found = audit(tmp_path / "run")
-    assert found.passes and sum(len(line["trained"]) for line in found.lines) == 14 * 4
+    report = audit(tmp_path / "run")
+    assert report.passes and sum(len(line["trained"]) for line in report.lines) == 14 * 4
 
 
 def test_a_run_that_stops_tells_what_was_dropped_after_its_last_line(tmp_path: Path) -> None:
-    """Between a step's line and the checkpoint of a stop engines go on, and groups are filtered."""
+    """Between a step's line and the checkpoint of a stop, engines continue and groups are filtered."""
 
     def stop() -> str:
         time.sleep(0.3)
@@ -100,14 +100,14 @@ def test_a_run_that_stops_tells_what_was_dropped_after_its_last_line(tmp_path: P
     again = run.resumed()
     start(again)
     assert again.loop.run() == "done"
-    found = audit(tmp_path / "run")
-    assert found.passes and found.lines[2].starts and found.lines[2]["filtered"] == sorted(dropped)
+    report = audit(tmp_path / "run")
+    assert report.passes and report.lines[2].starts and report.lines[2]["filtered"] == sorted(dropped)
 
 
 def test_what_came_from_weights_that_are_gone_is_dropped_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A checkpoint's group with tokens of a version after its weights is asked anew."""
+    """A checkpoint's group with tokens newer than its weights is generated again."""
 
     def aged(sample: Sample) -> Sample:
         segments = tuple(dataclasses.replace(s, version=s.version + 50) for s in sample.segments)
@@ -129,13 +129,12 @@ def test_what_came_from_weights_that_are_gone_is_dropped_and_counted(
     samples = [s for step in run.groups for group in step for s in group.samples]
     assert any(s.prompt_index == changed[0] for s in samples)
     assert all((s.policy_versions < 20).all() for s in samples)
-    found = audit(tmp_path / "run")
-    assert found.passes and "0 are from undone steps" in audit_text(found)
+    report = audit(tmp_path / "run")
+    assert report.passes and "0 are from undone steps" in audit_text(report)
     assert "1 groups of the checkpoint" in capsys.readouterr().out
 
 
 def lose(supply: dict[str, Any]) -> None:
-    """The last group in the making is gone from a checkpoint."""
     supply["making"].pop()
     entries = supply["ledger"]["entries"]
     entries.remove([entry for entry in entries if entry["state"] == "making"][-1])
@@ -143,9 +142,9 @@ def lose(supply: dict[str, Any]) -> None:
 
 def test_a_prompt_that_is_lost_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     died_thrice(tmp_path, *STREAM, tamper=lose)
-    found = audit(tmp_path / "run")
-    (index,) = found.skipped
-    assert not found.twice and not any(index in line.ended() for line in found.lines)
+    report = audit(tmp_path / "run")
+    (index,) = report.skipped
+    assert not report.twice and not any(index in line.ended() for line in report.lines)
     assert main(["audit", str(tmp_path / "run")]) == 1
     assert (
         f"prompt {index} skipped, seen in the start at step 10 of attempt 4: it never ended"
@@ -154,8 +153,6 @@ def test_a_prompt_that_is_lost_is_named(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_prompt_that_is_trained_again_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first group in the making takes the place of one of step 2."""
-
     def again(supply: dict[str, Any]) -> None:
         entry = next(e for e in supply["ledger"]["entries"] if e["state"] == "making")
         supply["ledger"]["entries"].insert(0, entry | {"index": 5})
@@ -164,13 +161,10 @@ def test_a_prompt_that_is_trained_again_is_named(tmp_path: Path, capsys: pytest.
     run = TableRun(config_of(tmp_path, {}, "run.name=other", *STREAM)).prompts
     died_thrice(tmp_path, *STREAM, tamper=again)
     assert main(["audit", str(tmp_path / "run")]) == 1
-    said = capsys.readouterr().out
-    assert "twice 1, skipped 0" in said
-    assert "prompt 5 twice, seen in the start at step 10 of attempt 4" in said
-    assert "trained in step 2 of attempt 1; trained in step 10 of attempt 4" in said
-
-
-# -- files as they may be -------------------------------------------------------------------------------------------
+    output = capsys.readouterr().out
+    assert "twice 1, skipped 0" in output
+    assert "prompt 5 twice, seen in the start at step 10 of attempt 4" in output
+    assert "trained in step 2 of attempt 1; trained in step 10 of attempt 4" in output
 
 
 def held_out(folder: Path, *lines: dict[str, Any]) -> Audit:
@@ -198,31 +192,31 @@ TWO = {"step": 2, "trained": "3", "given_up": "4", "next": 5}
     ],
 )
 def test_from_line_to_line(two: dict[str, Any], twice: list[int], skipped: list[int], tmp_path: Path) -> None:
-    found = held_out(tmp_path, FIRST, ONE, two)
-    assert (sorted(found.twice), sorted(found.skipped)) == (twice, skipped)
+    report = held_out(tmp_path, FIRST, ONE, two)
+    assert (sorted(report.twice), sorted(report.skipped)) == (twice, skipped)
 
 
 def test_other_files_must_agree(tmp_path: Path) -> None:
-    """Rows of an attempt that was undone are no fault; a step that the ledger does not have is."""
+    """Rows of an undone attempt are no fault; a step that the ledger lacks is one."""
     rows = [{"step": 1, "rollout/groups": 2.0}, {"step": 2, "rollout/groups": 1.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     samples = [{"step": 2, "kind": "train", "sample_id": f"{index}.1"} for index in (3, 4)]
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
     undone = {"step": 2, "trained": "4", "on_the_way": "3", "next": 5}
     again = {"start": 2, "step": 2, "next": 5, "on_the_way": "3-4"}
-    found = held_out(tmp_path, FIRST, ONE, undone, again, TWO)
-    assert found.passes and "1 samples of samples.jsonl agree, 1 are from undone steps" in audit_text(found)
+    report = held_out(tmp_path, FIRST, ONE, undone, again, TWO)
+    assert report.passes and "1 samples of samples.jsonl agree, 1 are from undone steps" in audit_text(report)
     assert held_out(tmp_path, FIRST, ONE, TWO).other == [
         "samples.jsonl has prompt 4 in step 2, which did not train on it."
     ]
-    found = held_out(tmp_path, FIRST, ONE)
-    assert found.other == ["metrics.jsonl has step 2, but ledger.jsonl ends before it: it was cut."]
-    found = held_out(tmp_path, FIRST, ONE | {"trained": "0", "given_up": "1"}, TWO)
-    assert "step 1 trained 2 groups by metrics.jsonl, but 1 by ledger.jsonl." in found.other
+    report = held_out(tmp_path, FIRST, ONE)
+    assert report.other == ["metrics.jsonl has step 2, but ledger.jsonl ends before it: it was cut."]
+    report = held_out(tmp_path, FIRST, ONE | {"trained": "0", "given_up": "1"}, TWO)
+    assert "step 1 trained 2 groups by metrics.jsonl, but 1 by ledger.jsonl." in report.other
 
 
 def test_a_line_that_is_none_of_a_ledger_is_named_and_passed_over(tmp_path: Path) -> None:
-    """Of another file, and of somebody who wants memory: ranges without end, and an index that grows by so many at once."""
+    """Lines of another file, endless ranges and a huge index: each is one bad line and takes no memory."""
     foreign = [
         {"step": 1},
         {"step": 1, "trained": "0-9999999999", "next": 2},
@@ -231,11 +225,11 @@ def test_a_line_that_is_none_of_a_ledger_is_named_and_passed_over(tmp_path: Path
         {"step": "1", "next": []},
     ]
     for line in foreign:
-        found = held_out(tmp_path, FIRST, line, ONE, TWO)
-        assert found.passes, audit_text(found)
+        report = held_out(tmp_path, FIRST, line, ONE, TWO)
+        assert report.passes, audit_text(report)
         assert "ledger.jsonl: 1 of 4 lines are not rows" in audit_text(
-            found
-        ) and "first line 2" in audit_text(found)
+            report
+        ) and "first line 2" in audit_text(report)
     (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (FIRST, foreign[1])))
     assert LedgerLog(tmp_path / "ledger.jsonl").start(1, InFlightPrompts((), 0)) == [0]
 
@@ -246,13 +240,13 @@ def test_a_cut_file_a_run_of_before_and_none(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "ledger.jsonl").write_text('{"trained": "0-1"}\n')
     assert main(["audit", str(tmp_path)]) == 2
     assert "ledger.jsonl: 1 of 1 lines are not rows" in capsys.readouterr().err
-    found = held_out(tmp_path, {"start": 1, "step": 8, "next": 30, "on_the_way": "28-29"})
-    assert found.passes and "had 7 steps before ledger.jsonl: the 28 prompts" in audit_text(found)
+    report = held_out(tmp_path, {"start": 1, "step": 8, "next": 30, "on_the_way": "28-29"})
+    assert report.passes and "had 7 steps before ledger.jsonl: the 28 prompts" in audit_text(report)
     held_out(tmp_path, FIRST, ONE, TWO)
     whole = (tmp_path / "ledger.jsonl").read_text()
     (tmp_path / "ledger.jsonl").write_text(whole[:-9])
-    found = audit(tmp_path)
-    assert found.passes and "1 of 3 lines are not rows (cut or damaged)" in audit_text(found)
+    report = audit(tmp_path)
+    assert report.passes and "1 of 3 lines are not rows (cut or damaged)" in audit_text(report)
 
 
 @pytest.mark.parametrize("inner", [".", "tune"])

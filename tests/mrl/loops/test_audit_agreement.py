@@ -1,4 +1,4 @@
-"""Verifiers of weight 0 look on: how far rewards agree with them, and when that falls."""
+"""Audit verifiers (weight 0): how often rewards agree with them, and when agreement falls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sample(index: int, value: float, witness: float | None) -> Sample:
 
 
 def step(rng: random.Random, *, wrong_taken: float, count: int = 64) -> list[Group]:
-    """Half of the samples are right; the judge sees that, and takes a share of the wrong ones for right too."""
+    """Half of the samples are correct; the judge also accepts a share of the incorrect ones."""
     rights = [number % 2 == 0 for number in range(count)]
     made = [
         sample(n, float(right or rng.random() < wrong_taken), float(right) if n % 4 < 2 else None)
@@ -37,14 +37,14 @@ def step(rng: random.Random, *, wrong_taken: float, count: int = 64) -> list[Gro
 
 def test_agreement_counts_what_a_witness_looked_at() -> None:
     samples = [sample(0, 1.0, 1.0), sample(1, 1.0, 0.0), sample(2, 0.0, 0.0), sample(3, 1.0, None)]
-    metrics, said = AuditAgreement(section()).look([Group(Prompt(0, ONE, "", "12"), tuple(samples))])
+    metrics, message = AuditAgreement(section()).look([Group(Prompt(0, ONE, "", "12"), tuple(samples))])
     assert metrics == {
         "reward/agreement": 2 / 3,
         "reward/audited": 3.0,
         "reward/agreement_fell": 0.0,
         "reward/false_positive_frac": 0.5,
     }
-    assert not said
+    assert not message
     assert AuditAgreement(section()).look([Group(Prompt(0, ONE, "", "12"), (sample(0, 1.0, None),))]) == (
         {},
         "",
@@ -57,4 +57,4 @@ def test_a_judge_that_is_being_deceived_is_noticed_and_an_honest_one_is_not() ->
         honest = [witnesses.look(step(rng, wrong_taken=0.05))[1] for _ in range(60)]
         assert not any(honest), seed
         fallen = [witnesses.look(step(rng, wrong_taken=0.5))[1] for _ in range(STEPS)]
-        assert any("of the first" in said for said in fallen[:5]), seed
+        assert any("of the first" in message for message in fallen[:5]), seed

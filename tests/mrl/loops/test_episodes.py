@@ -1,4 +1,4 @@
-"""Episodes over a table of a policy and an environment of a few lines, under both schedules."""
+"""Episodes of a table policy and a small environment, under both schedules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ PROMPTS = [Prompt(n, np.array([n], np.int32), "", None, metadata={"row": n}) for
 def thread_of(
     config: Any, environments: TableEnvironments, engines: TableEngines | None = None, **rules: Any
 ) -> RolloutThread:
-    """Rollouts of episodes over a table that serves."""
     engines = engines or served(config)
     engines.speaks = digits
     return thread_over(engines, Returns(), PhaseClock(), **table_episodes(environments, **rules))
@@ -54,13 +53,12 @@ def served(config: Any, kind: type[TableEngines] = TableEngines) -> TableEngines
 def groups_of(
     thread: RolloutThread, config: Any, prompts: Sequence[Prompt] = PROMPTS, **sampling: Any
 ) -> list[Group]:
-    """All groups of the prompts, whole."""
     thread.resume()
     return thread.groups(prompts, dataclasses.replace(Sampling.of(config), **sampling))
 
 
 def test_a_turn_that_goes_on_in_a_thought_is_marked_as_one(tmp_path: Path) -> None:
-    """Of its prompt, or of what the template writes after an observation: no call in it is one, and no reward reads an answer in it."""
+    """A thought opened by the template hides tool calls from the parser and answers from rewards."""
 
     class Thinking(DigitRenderer):
         def opens_thought(self, tokens: np.ndarray) -> bool:
@@ -77,7 +75,7 @@ def test_a_turn_that_goes_on_in_a_thought_is_marked_as_one(tmp_path: Path) -> No
 
 
 def check_tokens(sample: Sample) -> None:
-    """Turns and what was said between them make up the response, and each segment lies in one turn."""
+    """Check that turns and observations make up the response and each segment lies in one turn."""
     transcript, at = sample.transcript, 0
     assert transcript is not None and transcript.turns
     for number, turn in enumerate(transcript.turns, 1):
@@ -85,10 +83,10 @@ def check_tokens(sample: Sample) -> None:
         assert turn.text == "".join(map(str, sample.response_tokens[turn.start : turn.end]))
         at = turn.end
         if number < len(transcript.turns):
-            said = [5, *map(int, turn.observation), 4]
-            assert sample.response_tokens[at : at + len(said)].tolist() == said
-            assert not sample.loss_mask[at : at + len(said)].any()
-            at += len(said)
+            expected = [5, *map(int, turn.observation), 4]
+            assert sample.response_tokens[at : at + len(expected)].tolist() == expected
+            assert not sample.loss_mask[at : at + len(expected)].any()
+            at += len(expected)
     assert at == len(sample.response_tokens)
     covered = np.concatenate([np.arange(s.start, s.end) for s in sample.segments])
     assert covered.tolist() == np.flatnonzero(sample.loss_mask).tolist()
@@ -102,7 +100,7 @@ STREAM = ("loop.schedule=stream", "stream.max_staleness=2")
 
 @pytest.mark.parametrize("words", [(), STREAM], ids=["on_policy", "stream"])
 def test_a_run_of_episodes(tmp_path: Path, words: Sequence[str]) -> None:
-    """Every token of a step is a turn's or an answer's, rewards stand on the turns' last tokens, and what ended is counted."""
+    """Each token belongs to a turn or an observation; rewards stand on turns' last tokens."""
     config = config_of(tmp_path, {"estimator": {"name": "grpo"}}, "loop.steps=6", *words)
     environments = TableEnvironments(lateness=2)
     run = TableRun(config, acts=lambda: table_episodes(environments))
@@ -161,7 +159,7 @@ def test_limits(tmp_path: Path, limits: dict[str, int], ended_by: str, status: S
 
 
 def test_faults_of_ours_begin_anew_and_are_never_scored(tmp_path: Path) -> None:
-    """One episode fails once, one always; the first is drawn again with streams of its own."""
+    """One episode fails once, one always; the first is drawn again with new random streams."""
     faults = {
         f"{name}/{n}": EndedBy.ENV_CRASHED for name, count in (("0.0", 1), ("1.2", 3)) for n in range(count)
     }
@@ -182,7 +180,7 @@ def test_faults_of_ours_begin_anew_and_are_never_scored(tmp_path: Path) -> None:
 
 
 def test_what_another_engine_ran_is_an_error(tmp_path: Path) -> None:
-    """The second turn's engine saw one token fewer than the episode has."""
+    """The second turn's engine sees one token fewer than the episode has."""
 
     class Forgetful(TableEngines):
         async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
@@ -197,14 +195,14 @@ def test_what_another_engine_ran_is_an_error(tmp_path: Path) -> None:
 
 
 def test_calls_are_handed_over_and_bad_ones_are_told(tmp_path: Path) -> None:
-    """A turn that begins with 0 makes no readable call, one that begins with 1 a good one; two bad turns end an episode."""
+    """A turn that begins with 0 makes an unreadable call, with 1 a good one; two bad turns end an episode."""
     words = {"0": '{"name": "ad', "1": '{"name": "add", "arguments": {"a": 1}, "id": "c1"}'}
 
     class Noting(DigitRenderer):
-        said = set[tuple[str, str, str]]()
+        observed = set[tuple[str, str, str]]()
 
         def after(self, last_token: int, observations: Sequence[Observation]) -> np.ndarray:
-            self.said |= {(each.role, each.name, each.id) for each in observations}
+            self.observed |= {(o.role, o.name, o.id) for o in observations}
             return super().after(last_token, observations)
 
     config = config_of(tmp_path, {})
@@ -222,7 +220,7 @@ def test_calls_are_handed_over_and_bad_ones_are_told(tmp_path: Path) -> None:
     made = [call for turns in environments.calls.values() for calls in turns for call in calls]
     good = [turn for t in transcripts for turn in t.turns if turn.text == words["1"]]
     assert len(made) == len(good) > 0 and all(dict(call.arguments) == {"a": 1} for call in made)
-    assert renderer.said == {("tool", "add", "c1"), ("tool", "", ""), ("user", "", "")}
+    assert renderer.observed == {("tool", "add", "c1"), ("tool", "", ""), ("user", "", "")}
 
 
 def halves(
@@ -234,8 +232,7 @@ def halves(
     steps: int,
     repeats: bool = True,
 ) -> tuple[list[Group], list[Group], list[Sample]]:
-    """Groups that continue where they were interrupted after so many steps of the engines, those that a new process continues,
-    and what it was given."""
+    """Return groups resumed after so many engine steps, those that a new process resumes, and its input."""
     sampling, engines = Sampling.of(config), first.engines
     assert isinstance(engines, TableEngines)
     engines.tokens_per_step, engines.at_once, engines.stops_after = 1, 5, steps
@@ -272,7 +269,7 @@ async def _whole(group: GroupInFlight) -> Group:
 
 
 def test_episodes_of_a_checkpoint_go_on_from_their_bytes(tmp_path: Path) -> None:
-    """Ended, half a turn, between two turns and at the environment: each ends as where nothing was interrupted."""
+    """Ended, within a turn, between turns, at the environment: each ends as in an uninterrupted run."""
     config = config_of(tmp_path, {})
     threads = thread_of(config, TableEnvironments()), thread_of(config, TableEnvironments(lateness=3))
     ours, theirs, given = halves(*threads, config, steps=12)
@@ -335,12 +332,11 @@ def test_a_failed_generation_begins_anew(tmp_path: Path) -> None:
 
 
 PLAIN = 2
-"""The first prompts of a mixed run; the others' samples are single responses."""
+"""The first prompts of a mixed run; the other prompts have single responses."""
 MIXED = [dataclasses.replace(p, domain="game" if n < PLAIN else "plain") for n, p in enumerate(PROMPTS)]
 
 
 def mixed_over(config: Any, environments: TableEnvironments) -> RolloutThread:
-    """Engines that speak digits, and episodes of the domain game alone."""
     engines = served(config)
     engines.speaks = digits
     rules: dict[str, Any] = {"environments": environments, "rules_of": {"game": RULES}.get}
@@ -357,7 +353,7 @@ def check_mixed(groups: Sequence[Group]) -> None:
 
 
 def test_rows_without_an_environment_beside_others(tmp_path: Path) -> None:
-    """Single responses are what they are in a run without episodes, token for token."""
+    """Single responses equal those of a run without episodes, token for token."""
     config = config_of(tmp_path, {})
     groups = groups_of(mixed_over(config, environments := TableEnvironments(lateness=2)), config, MIXED)
     check_mixed(groups)
@@ -378,7 +374,7 @@ def test_both_kinds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_no_more_environments_are_open_than_may_be(tmp_path: Path) -> None:
-    """Samples in line are opened in their prompts' order, those that begin anew with the others of their prompt."""
+    """Waiting samples open in their prompts' order; retried ones open with the others of their prompt."""
     most: list[int] = []
 
     class Counted(TableEnvironments):
@@ -399,7 +395,7 @@ def test_no_more_environments_are_open_than_may_be(tmp_path: Path) -> None:
 
 
 def test_a_validation_does_not_wait_for_environments_of_interrupted_episodes(tmp_path: Path) -> None:
-    """All that may be open are of interrupted groups, whose turns are generated after it."""
+    """All open environments belong to interrupted groups, whose turns are generated later."""
     config = config_of(tmp_path, {})
     engines = served(config)
     engines.tokens_per_step, engines.stops_after = 1, 2

@@ -1,4 +1,4 @@
-"""Folders that a run makes of its checkpoints while it trains, by real processes beside this one."""
+"""Exports of checkpoints during training, by real processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONG = 120.0
 
 @pytest.fixture
 def stuck(golden_model: Path, tmp_path: Path) -> Path:
-    """A run whose export waits for ever: the model's README is a pipe that nobody writes to."""
+    """Return a run whose export never ends: the model's README is a pipe without a writer."""
     copy = shutil.copytree(golden_model, tmp_path / "model")
     os.mkfifo(copy / "README.md")
     return write_run(tmp_path, copy)
@@ -37,7 +37,6 @@ def export_processes() -> list[psutil.Process]:
 
 
 def only_child() -> psutil.Process:
-    """Waits for it: a process that was just started has no command line for a moment after its parent goes on."""
     until(export_processes)
     (child,) = export_processes()
     return child

@@ -1,4 +1,4 @@
-"""The supply over scripted engines: refills, surplus, budget, order and resume, without one engine."""
+"""The supply over scripted engines: refills, surplus, budget, order and resume."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_without_a_filter_a_step_is_one_round(tmp_path: Path) -> None:
 
 
 def test_refills_are_whole_rounds_and_what_is_over_serves_the_next_step(tmp_path: Path) -> None:
-    """Three of the first four groups teach nothing: a second whole round follows, and one group is left over."""
+    """Three of the first four groups are filtered: a second whole round follows; one group is surplus."""
     script = Scripted(tmp_path, FILTER, reward=useful(2, *range(4, 100)))
     chosen, metrics = script.step()
     assert chosen == [2, 4, 5, 6] and script.asked() == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -39,14 +39,13 @@ def test_refills_are_whole_rounds_and_what_is_over_serves_the_next_step(tmp_path
 
 
 def test_groups_are_chosen_by_prompt_and_never_by_who_finished_first(tmp_path: Path) -> None:
-    """Verdicts come last first; the same groups are chosen as by any other order."""
+    """Verdicts come in reverse order; the same groups are chosen."""
     script = Scripted(tmp_path, FILTER, reward=useful(1, 3, 4, 5, 6, 7))
     assert script.step()[0] == [1, 3, 4, 5]
     assert [group.prompt.index for group in script.supply._surplus] == [6, 7]
 
 
 def test_a_step_of_surplus_alone_asks_nobody_and_measures_no_version(tmp_path: Path) -> None:
-    """Two rounds left four groups over."""
     script = Scripted(tmp_path, FILTER, "loop.prompts_per_step=3", reward=useful(2, 3, 4, 5, 6, 7, 8))
     assert script.step()[0] == [2, 3, 4] and script.asked() == [[0, 1, 2], [3, 4, 5]]
     assert script.step(version=1)[0] == [5, 6, 7]
@@ -79,7 +78,7 @@ def test_a_budget_ends_in_fewer_groups(
 
 
 def test_a_resumed_supply_goes_on_with_the_same_groups(tmp_path: Path) -> None:
-    """State travels as bytes; surplus keeps its samples, versions and rewards."""
+    """State travels as bytes; surplus groups keep samples, versions and rewards."""
     reward = useful(2, *range(4, 100))
     whole, first = (Scripted(tmp_path, FILTER, reward=reward) for _ in range(2))
     expected = [whole.step(version) for version in range(4)]
@@ -90,7 +89,7 @@ def test_a_resumed_supply_goes_on_with_the_same_groups(tmp_path: Path) -> None:
 
 
 def test_surplus_groups_with_routes_are_asked_anew_by_a_resumed_supply(tmp_path: Path) -> None:
-    """Their blocks ended with the processes that had them; no prompt is lost or trained twice."""
+    """Their routes were lost with the processes; no prompt is lost or trained twice."""
     reward = useful(2, *range(4, 100))
     words = "routing.replay=engine"
     first, resumed, again = (Scripted(tmp_path, FILTER, words, reward=reward) for _ in range(3))

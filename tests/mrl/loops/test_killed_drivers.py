@@ -1,6 +1,5 @@
-"""Drivers of a stream of episodes over a table, and the environments' processes beside them, under signals at random moments: what lies on disk
-is gone on with, nothing is left, and `mrl audit` finds each prompt once. Driver, hosts and guests are processes; engines and trainer are the
-table."""
+"""Drivers of a stream of episodes, and the environments, get signals at random moments: the run is resumed,
+no process is left, and `mrl audit` finds each prompt once. Only engines and trainer are a table."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ STREAM += ("loop.checkpoint={every_steps: 2, keep: 99}", "loop.phase_deadline_se
 RULES = EpisodeRules("game", DigitRenderer(), Limits(8, 200, 200, 4, 1), retries=50, format="json", tools={})
 SECONDS = 800.0
 SPAWNED = multiprocessing.get_context("spawn")
-"""The fork server of multiprocessing is the ranks' (tests/ranks.py), one in a process, with the imports that its first user named."""
+"""The fork server is the ranks' (tests/ranks.py): one per process, with its first user's imports."""
 
 
 class Game:
@@ -56,7 +55,6 @@ class Game:
 
 
 def drive(folder: Path) -> None:
-    """A start of the run, in a process of its own."""
     sys.stdout = sys.stderr = (folder / "log").open("a")
     states, specs = folder / "states", {"game": EnvironmentSpec(f"{__file__}:Game", {})}
     with EnvironmentWorkers(
@@ -81,7 +79,7 @@ def drive(folder: Path) -> None:
 
 
 def keep_on_disk(run: TableRun, states: Path, waits_at: float) -> None:
-    """Checkpoints become files by a rename. A fast machine would end a run before a signal met it: from step `waits_at` on it waits for one."""
+    """Save checkpoints as files by a rename. From step `waits_at` on, wait for a signal."""
     commit = run.train.commit_checkpoint
 
     def committed() -> None:
@@ -109,10 +107,9 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def disturb(process: BaseProcess, dice: random.Random, *, spares_driver: bool) -> str:
-    """A signal to the driver, a host or a guest; which it was."""
     assert process.pid is not None
     members = family(process.pid)
-    pids = [each.pid for each in dice.sample(members, min(2, len(members)))]
+    pids = [member.pid for member in dice.sample(members, min(2, len(members)))]
     pids += [] if spares_driver else [process.pid]
     if not pids:
         return "nobody"
@@ -132,8 +129,7 @@ def disturb(process: BaseProcess, dice: random.Random, *, spares_driver: bool) -
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("seed", "resumed"), [(1, 1), pytest.param(2, 12, marks=pytest.mark.slow)])
 def test_each_prompt_once_over_random_signals(seed: int, resumed: int, tmp_path: Path) -> None:
-    """Until the run has been gone on with so often."""
-    dice, told, from_states = random.Random(seed), [], 0
+    dice, disturbances, from_states = random.Random(seed), [], 0
     (tmp_path / "states").mkdir()
     deadline = time.monotonic() + SECONDS
     while True:
@@ -145,21 +141,21 @@ def test_each_prompt_once_over_random_signals(seed: int, resumed: int, tmp_path:
         while process.is_alive() and from_states <= resumed:
             process.join(dice.uniform(0.05, 1.0))
             members = family(process.pid) if process.is_alive() and process.pid else members
-            spared = num_states(tmp_path) == before  # each start shall come somewhere
+            spared = num_states(tmp_path) == before  # each start has to save something
             if process.is_alive() and not (spared and signals > 1):
-                told.append(disturb(process, dice, spares_driver=spared))
-                signals += told[-1] != "nobody"
+                disturbances.append(disturb(process, dice, spares_driver=spared))
+                signals += disturbances[-1] != "nobody"
         process.join(max(1.0, deadline - time.monotonic()))
         assert process.exitcode is not None, (tmp_path / "log").read_text()[-3000:]
         assert not psutil.wait_procs(members, timeout=30)[1], "environments outlived their driver"
         if process.exitcode == 0:
             break
         assert process.exitcode in (-signal.SIGKILL, -signal.SIGTERM), (tmp_path / "log").read_text()[-3000:]
-    found = audit(tmp_path / "run")
-    assert found.passes, f"{told}: {audit_text(found)}"
+    report = audit(tmp_path / "run")
+    assert report.passes, f"{disturbances}: {audit_text(report)}"
     trained = [
-        line.step for line in found.lines if not line.starts
+        line.step for line in report.lines if not line.starts
     ]  # a start may find that nothing is left to do
-    assert from_states > 0 and trained[-1] == STEPS, told
-    assert sum(line.starts and line.step > 1 for line in found.lines) > 0, told
-    assert not any(line["given_up"] for line in found.lines)
+    assert from_states > 0 and trained[-1] == STEPS, disturbances
+    assert sum(line.starts and line.step > 1 for line in report.lines) > 0, disturbances
+    assert not any(line["given_up"] for line in report.lines)

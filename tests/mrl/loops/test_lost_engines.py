@@ -1,5 +1,4 @@
-"""Engines of a stream over a table are lost at random, some or all of them: every prompt is trained once, every token keeps its
-version and age, and a resume knows nothing of it."""
+"""Engines of a stream are lost at random: each prompt is trained once, every token keeps its version."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ OWN = ("loop.schedule=stream", "launch.engine_slots=1", "rollout.tp=1", "rollout
 
 
 class Mortal:
-    """Loses requests of a run's engines where its dice say so; they begin again from what the last pause told."""
+    """Loses a run's engine requests at random; they restart from the last pause's snapshot."""
 
     def __init__(self, engines: TableEngines, dice: random.Random) -> None:
         self._engines, self._dice, self.num_lost = engines, dice, 0
@@ -36,9 +35,9 @@ class Mortal:
         self._step()
         if self._dice.random() < 0.1:
             self.num_lost += 1
-            for own in self._engines.open.values():
-                if not own.done.done() and self._dice.random() < 0.5:
-                    own.done.set_exception(EngineLost(own.so_far))
+            for entry in self._engines.open.values():
+                if not entry.done.done() and self._dice.random() < 0.5:
+                    entry.done.set_exception(EngineLost(entry.so_far))
 
 
 @pytest.mark.parametrize(
@@ -52,6 +51,6 @@ def test_each_prompt_once_whatever_engines_are_lost(words: tuple[str, ...], tmp_
     mortal = Mortal(run.engines, random.Random(1))
     assert run.finished() == "done"
     assert mortal.num_lost > 3
-    found = audit(tmp_path / "run")
-    assert found.passes, audit_text(found)
+    report = audit(tmp_path / "run")
+    assert report.passes, audit_text(report)
     assert run.bounded_samples()

@@ -1,4 +1,4 @@
-"""The mismatch measure counts near-ties apart and its check stops a run whose engines serve other weights."""
+"""The mismatch metrics count near-ties apart; their check stops a run whose engines serve other weights."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_tokens_of_an_earlier_version_are_left_out() -> None:
 
 
 def test_where_no_token_is_measured_no_difference_is_told() -> None:
-    """Of a step whose tokens are all of earlier versions, and of one whose are all near-ties: 0 would say that the engine agrees."""
+    """A step of stale tokens, and one of near-ties: a 0 would claim that the engine agrees."""
     batch = make_batch([(1, 3), (1, 2)])
     trainer = batch.arrays["rollout_logprobs"] + np.float32(0.25)
     none, near = np.zeros(batch.num_tokens, bool), np.zeros(batch.num_tokens, np.float32)
@@ -46,7 +46,7 @@ def test_where_no_token_is_measured_no_difference_is_told() -> None:
 
 
 def test_a_long_batch_is_measured_piece_by_piece() -> None:
-    """The figures are those of all tokens at once; one that is no number is not lost in a later piece."""
+    """The metrics are those of all tokens at once; a later slice does not hide a NaN."""
     batch = make_batch([(1, 20_000)] * 4)
     trainer = batch.arrays["rollout_logprobs"] + np.linspace(-1, 1, batch.num_tokens, dtype=np.float32)
     margins = np.where(np.arange(batch.num_tokens) % 7, 1.0, 0.0).astype(np.float32)
@@ -65,8 +65,8 @@ def test_a_long_batch_is_measured_piece_by_piece() -> None:
     )
 
 
-@pytest.mark.parametrize("found", [2e-4, float("nan")])
-def test_the_check_names_the_version(found: float) -> None:
+@pytest.mark.parametrize("difference", [2e-4, float("nan")])
+def test_the_check_names_the_version(difference: float) -> None:
     check_mismatch({"policy/rollout_logprob_diff_max": 1e-5}, 1e-4, version=3)
     with pytest.raises(WeightSyncError, match="version 3"):
-        check_mismatch({"policy/rollout_logprob_diff_max": found}, 1e-4, version=3)
+        check_mismatch({"policy/rollout_logprob_diff_max": difference}, 1e-4, version=3)

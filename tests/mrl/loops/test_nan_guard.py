@@ -1,4 +1,4 @@
-"""NaN and infinity stop with the samples named; odd but honest batches do not."""
+"""NaN and infinity stop a run and name the samples; unusual batches do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop's own arithmetic: which log-probs a token's ratio is taken against, over a policy of one table."""
+"""The loop's arithmetic over a table policy: which log-probs a token's ratio is taken against."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DAPO = {
 
 
 def test_surplus_groups_are_trained_against_the_policy_that_sampled_them(tmp_path: Path) -> None:
-    """Ratio new / engine for tokens of an earlier version, 1 for today's; the clip acts on the first alone."""
+    """The ratio is new / engine for stale tokens and 1 for fresh ones; only stale ones are clipped."""
     run, aged, clipped = TableRun(config_of(tmp_path, DAPO, "training.optimizer.lr=3.0")), 0, 0
     run.loop.start()
     for version in range(8):
@@ -34,9 +34,9 @@ def test_surplus_groups_are_trained_against_the_policy_that_sampled_them(tmp_pat
         row, groups = run.rows()[-1], run.groups[-1]
         batch, mask = pack(groups), pack(groups).loss_mask
         versions = np.concatenate([s.policy_versions for g in groups for s in g.samples])
-        own, rollout = logprobs_of(before, batch).numpy()[mask], batch.arrays["rollout_logprobs"][mask]
+        current, rollout = logprobs_of(before, batch).numpy()[mask], batch.arrays["rollout_logprobs"][mask]
         old = versions < version
-        ratio = np.where(old, np.exp(own - rollout), 1.0)
+        ratio = np.where(old, np.exp(current - rollout), 1.0)
         up = run.train.batches[-1].arrays["advantages"][mask] > 0
         assert row["policy/ratio_mean"] == pytest.approx(ratio.mean(), rel=1e-5)
         assert row["policy/ratio_max"] == pytest.approx(ratio.max(), rel=1e-5)
@@ -63,18 +63,18 @@ def test_samples_tell_what_their_tokens_were_trained_with(tmp_path: Path, miniba
     places = {name: batch.positions(np.array([place])) for place, name in enumerate(batch.sample_ids)}
     (file,) = tmp_path.rglob("samples.jsonl")
     rows = [row for row in map(json.loads, file.read_text().splitlines()) if row["step"] == 4]
-    told = [row for row in rows if "tokens" in row]
-    assert len(told) == 4 < len(rows)
-    for row in told:
-        own = places[row["sample_id"]][row["prompt_tokens"] :]
-        assert row["tokens"]["text"] == [str(token) for token in batch.tokens[own]]
-        np.testing.assert_allclose(row["tokens"]["logprob"], batch.arrays["rollout_logprobs"][own], atol=1e-4)
-        np.testing.assert_allclose(row["tokens"]["ratio"], ratios[own], atol=2e-4)
+    with_tokens = [row for row in rows if "tokens" in row]
+    assert len(with_tokens) == 4 < len(rows)
+    for row in with_tokens:
+        pos = places[row["sample_id"]][row["prompt_tokens"] :]
+        assert row["tokens"]["text"] == [str(token) for token in batch.tokens[pos]]
+        np.testing.assert_allclose(row["tokens"]["logprob"], batch.arrays["rollout_logprobs"][pos], atol=1e-4)
+        np.testing.assert_allclose(row["tokens"]["ratio"], ratios[pos], atol=2e-4)
         assert "advantage" in row["tokens"] and "age" in row["tokens"]
 
 
 def test_later_passes_take_the_routes_of_the_first(tmp_path: Path) -> None:
-    """Each minibatch brings those of its own samples; the next step has its own."""
+    """Each minibatch brings the routes of its own samples; the next step has new ones."""
     algorithm = {"minibatches": 2, "kl": {"location": "loss", "kind": "k3", "coefficient": 0.1}}
     run = TableRun(config_of(tmp_path, algorithm, "routing.replay=trainer"))
     run.loop.start()
@@ -87,7 +87,7 @@ def test_later_passes_take_the_routes_of_the_first(tmp_path: Path) -> None:
 
 
 def test_every_pass_takes_the_routes_of_the_engines(tmp_path: Path) -> None:
-    """Also where samples have none: without rows no pass is made, instead of one that chooses by itself."""
+    """Samples without routes: no pass is made, instead of one that chooses by itself."""
     algorithm = {"minibatches": 2, "kl": {"location": "loss", "kind": "k3", "coefficient": 0.1}}
     run = TableRun(config_of(tmp_path, algorithm, "routing.replay=engine"))
     run.loop.start()
@@ -116,7 +116,7 @@ def stepped(folder: Path, algorithm: dict[str, Any], name: str = "run", steps: i
 
 @pytest.mark.parametrize("algorithm", ONE_UPDATE.values(), ids=ONE_UPDATE)
 def test_one_update_needs_no_pass_before_it(algorithm: dict[str, Any], tmp_path: Path) -> None:
-    """The same weights and the same rows as with old log-probs recomputed, to rounding."""
+    """Weights and rows equal those with recomputed old log-probs, to rounding."""
     auto = stepped(tmp_path, algorithm, "auto")
     recomputed = stepped(tmp_path, algorithm | {"old_logprobs": "recomputed"}, "recomputed")
     assert [run.train.called.count("update") for run in (auto, recomputed)] == [4, 4]
@@ -183,7 +183,7 @@ def test_engines_with_other_weights_end_the_run_before_a_parameter_changes(
 def test_the_reference_says_its_log_probs_in_the_policys_pass(
     algorithm: dict[str, Any], passes: list[str], tmp_path: Path
 ) -> None:
-    """Before it in the only update, or in the pass for old log-probs: never in a pass of its own, and once a step."""
+    """In the only update or in the pass for old log-probs; never in an extra pass, and once per step."""
     kl = {"location": "loss", "kind": "k3", "coefficient": 0.1}
     run = stepped(tmp_path, algorithm | {"kl": kl}, steps=2)
     assert run.train.called == passes * 2
@@ -222,7 +222,6 @@ SAVES = ("loop.checkpoint={every_steps: 1, keep: 9}",)
 
 
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    """Surplus, the table and every row, to the last bit."""
     whole = TableRun(config_of(tmp_path, DAPO, "run.name=whole"))
     whole.loop.start()
     for _ in range(6):
@@ -241,8 +240,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
 
 
 def test_a_death_in_the_sync_loses_neither_step_nor_row(tmp_path: Path) -> None:
-    """The checkpoint comes before the sync and holds the row that the death keeps from being written; the validation that was due
-    behind it is made before the first step, by the weights that it is of."""
+    """The checkpoint holds the row that the death prevents; the due validation runs before the first step."""
     words = ("loop.validation.every_steps=1", "loop.steps=3")
     whole = TableRun(config_of(tmp_path, DAPO, *words, "run.name=whole"))
     assert whole.finished() == "done"
@@ -263,7 +261,7 @@ def test_a_death_in_the_sync_loses_neither_step_nor_row(tmp_path: Path) -> None:
 
 
 def test_a_row_that_is_there_is_not_made_again(tmp_path: Path) -> None:
-    """Nor its validation: a run that ends well behind a step and goes on from there."""
+    """Nor is its validation: a run ends long after a step and resumes from there."""
     words = (*SAVES, "loop.validation.every_steps=1")
     run = TableRun(config_of(tmp_path, DAPO, *words, "loop.steps=2"))
     assert run.finished() == "done"
@@ -305,14 +303,14 @@ def test_a_request_to_stop_finishes_the_step_and_saves(tmp_path: Path) -> None:
 
 
 def test_steps_are_read_one_by_one_and_stopped_by_their_reader(tmp_path: Path) -> None:
-    asked: list[str] = []
-    run = TableRun(config_of(tmp_path, {}, "loop.steps=5"), should_stop=lambda: (*asked, None)[0])
+    reasons: list[str] = []
+    run = TableRun(config_of(tmp_path, {}, "loop.steps=5"), should_stop=lambda: (*reasons, None)[0])
     run.loop.start()
     read = []
     for number in run.loop.steps():
         read.append(number)
         assert [row["step"] for row in run.rows()] == read, "a step is told when its row is written"
-        asked += ["enough"] * (number == 2)
+        reasons += ["enough"] * (number == 2)
     assert (read[-2:], run.loop.ended) == ([1, 2], "enough")
     ((state, _),) = run.train.saved.values()
     assert state["next_step"] == 3
@@ -325,7 +323,7 @@ BESIDE = "loop.checkpoint={every_steps: 1, keep: 9, async_save: true}"
 def test_a_checkpoint_beside_training_is_committed_in_the_next_step(
     writes_slowly: bool, tmp_path: Path
 ) -> None:
-    """After its generation where the files are there by then; else before the next save. The last one at once."""
+    """After its generation if the files exist by then, else before the next save. The last one at once."""
     run = TableRun(config_of(tmp_path, {}, BESIDE, "loop.steps=3"))
     run.train.writes_slowly, run.loop.on_batch = (
         writes_slowly,

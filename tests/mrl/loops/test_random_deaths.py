@@ -1,4 +1,4 @@
-"""Twenty deaths of a stream over a table, each in any call of engines, trainer or reward workers: `mrl audit` finds each prompt once."""
+"""Twenty deaths of a stream, in any call of engines, trainer or rewards: each prompt is trained once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 class Death:
-    """Ends a run in the call of this number, among those that a worker answers."""
+    """Ends a run in the n-th call that a worker answers."""
 
     def __init__(self, run: TableRun, at: int) -> None:
         self._left = at
@@ -67,14 +67,13 @@ def test_each_prompt_once_over_twenty_random_deaths(name: str, tmp_path: Path) -
     if deaths == 20:
         run.loop.start()
         assert run.loop.run() == "done"
-    found = audit(tmp_path / "run")
-    assert found.passes, audit_text(found)
-    assert deaths > 5 and found.attempts > 5 and found.undone, audit_text(found)
-    assert sum(not line.starts for line in found.lines) == 30
+    report = audit(tmp_path / "run")
+    assert report.passes, audit_text(report)
+    assert deaths > 5 and report.attempts > 5 and report.undone, audit_text(report)
+    assert sum(not line.starts for line in report.lines) == 30
 
 
 def again(run: TableRun, config: Any) -> TableRun:
-    """The next start, from the newest checkpoint of all attempts."""
     if not run.train.saved:
         run.close()
         return TableRun(config)

@@ -1,4 +1,4 @@
-"""How alike responses are, on groups whose answer is known by hand."""
+"""Similarity of responses, on groups with known results."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def test_a_run_of_tokens_that_responses_share_is_found_wherever_it_stands() -> N
 
 
 def test_length_explains_reward_within_groups_alone() -> None:
-    """One group is long and good, one short and bad; inside each, length and reward have nothing in common or everything."""
+    """One group is long and good, one short and bad; within each, the correlation is none or full."""
     lengths, rewards = [2, 4, 6, 8], [1.0, 0.0, 0.0, 1.0]
 
     def both(rewards: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""A run goes on with other settings than its checkpoint was made with, or says in one sentence why it does not."""
+"""A run resumes with settings that differ from its checkpoint's, or says in one sentence why it cannot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
 
 
 def after_three_steps(folder: Path, *words: str) -> TableRun:
-    """A run of three steps, with groups on their way."""
     run = TableRun(config_of(folder, FILTER, "loop.steps=4", *SAVES, *words))
     run.engines.tokens_per_step, run.engines.at_once = 1, 20
     run.loop.start()
@@ -31,11 +30,10 @@ def after_three_steps(folder: Path, *words: str) -> TableRun:
 
 
 def resumed(run: TableRun, folder: Path, *words: str) -> TableRun:
-    """The run gone on with, to step 18, with these settings."""
     again = run.resumed(config_of(folder, FILTER, "loop.steps=18", *SAVES, *words))
     assert again.finished() == "done"
-    found = audit(folder / "run")
-    assert found.passes, audit_text(found)
+    report = audit(folder / "run")
+    assert report.passes, audit_text(report)
     return again
 
 
@@ -47,19 +45,19 @@ def test_groups_on_their_way_become_as_large_as_new_ones(
     run = after_three_steps(tmp_path, *schedule)
     again = resumed(run, tmp_path, *schedule, f"loop.samples_per_prompt={size}")
     assert {len(group.samples) for groups in again.groups for group in groups} == {size}
-    said = f"resumed with changed settings: loop.samples_per_prompt = {size} (was 4)"
-    assert said in capsys.readouterr().out
+    message = f"resumed with changed settings: loop.samples_per_prompt = {size} (was 4)"
+    assert message in capsys.readouterr().out
 
 
 def test_a_smaller_batch_says_how_old_tokens_become(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = after_three_steps(tmp_path, *STREAM)
     with caplog.at_level(logging.WARNING):
         again = resumed(run, tmp_path, *STREAM, "loop.prompts_per_step=1")
-    told = re.search(
+    match = re.search(
         r"until step (\d+) tokens may be (\d+) versions stale, but these settings allow 3", caplog.text
     )
-    assert told, caplog.text
-    until, age = map(int, told.groups())
+    assert match, caplog.text
+    until, age = map(int, match.groups())
     ages = {row["step"]: row["policy/staleness_max"] for row in again.rows() if row["step"] > 3}
     assert 3 < max(ages.values()) <= age, ages
     assert all(ages[step] <= 3 for step in ages if step > until)
@@ -84,23 +82,22 @@ def test_the_same_settings_say_nothing(
 
 
 def test_samples_that_were_no_episodes_cannot_become_some(tmp_path: Path) -> None:
-    """Whether a domain has an environment is fixed; which one it has is not."""
+    """A domain keeps or lacks its environment for the whole run; which one it has may change."""
     plain = "agent={environment: tests.support.guess:Guess, domains: {prose: {}}}"
     state = {"supply": {}, "settings": kept_settings(config_of(tmp_path, FILTER, plain))}
     assert state["settings"]["agent"] == "a section not for prose"
     require_resumable(state, config_of(tmp_path, FILTER, plain, "agent.environment=calculator"))
     for agent in (
         "{environment: tests.support.guess:Guess}",
-        "{environment: tests.support.guess:Guess, domains: {prose: {environment: tests.support.guess:Guess}}}",
+        "{environment: tests.support.guess:Guess, "
+        "domains: {prose: {environment: tests.support.guess:Guess}}}",
     ):
         with pytest.raises(
             ConfigError, match=r"agent = a section, but .* was saved with a section not for prose,"
         ):
             require_resumable(state, config_of(tmp_path, FILTER, f"agent={agent}"))
-    alone = config_of(
-        tmp_path, FILTER, "agent={domains: {riddles: {environment: tests.support.guess:Guess}}}"
-    )
-    assert kept_settings(alone)["agent"] == "a section for riddles"
+    only = config_of(tmp_path, FILTER, "agent={domains: {riddles: {environment: tests.support.guess:Guess}}}")
+    assert kept_settings(only)["agent"] == "a section for riddles"
 
 
 def test_a_state_that_cannot_be_read_says_what_can_be_done(tmp_path: Path) -> None:
@@ -111,7 +108,7 @@ def test_a_state_that_cannot_be_read_says_what_can_be_done(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("keep", [1, 9])
 def test_a_refused_checkpoint_is_set_aside_and_its_step_saved_again(keep: int, tmp_path: Path) -> None:
-    """The newest two were damaged; none of them is taken for the newest when others are removed."""
+    """The newest two are damaged; neither counts as the newest when others are removed."""
     run = after_three_steps(tmp_path)
     folder = tmp_path / "run/checkpoints"
     for step in (2, 3):

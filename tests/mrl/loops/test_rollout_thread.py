@@ -1,4 +1,4 @@
-"""Rounds over scripted engines and reward workers: what is asked, in which order groups come back, and who is blamed."""
+"""Rounds over scripted engines and rewards: what is requested, the order of groups, and who is blamed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ PROMPTS = [Prompt(n, np.array([n], np.int32), "", None) for n in (5, 3, 8)]
 
 
 def test_groups_come_back_whole_and_in_the_prompts_order(tmp_path: Path) -> None:
-    """Verdicts come in an order of their own; each finds its sample. All of a round are asked together, each with a seed of its
-    own, and group verifiers hear that no more samples come."""
+    """Verdicts come in another order; all of a round are requested together, each with its own seed."""
     script = Scripted(tmp_path, {}, reward=lambda prompt, sample: prompt + sample / 10)
     groups = script.rollouts.groups(PROMPTS, script.sampling)
     assert [group.prompt for group in groups] == PROMPTS
@@ -37,8 +36,8 @@ def test_groups_come_back_whole_and_in_the_prompts_order(tmp_path: Path) -> None
             assert sample.prompt_index == group.prompt.index and sample.response_text == "text"
             assert sample.verdict is not None
             assert sample.verdict.value == group.prompt.index + sample.sample_index / 10
-    asked = [request.request_id for request in script.engines.asked]
-    assert asked == [f"{p.index}.{n}" for p in PROMPTS for n in range(4)]
+    request_ids = [request.request_id for request in script.engines.asked]
+    assert request_ids == [f"{p.index}.{n}" for p in PROMPTS for n in range(4)]
     assert len({request.seed for request in script.engines.asked}) == 12
     assert script.rewards.flushed == {5, 3, 8}
     assert script.clock.take().keys() == {"time/generate_seconds", "time/reward_seconds"}
@@ -64,14 +63,17 @@ def test_only_finished_and_truncated_responses_are_trained_on(status: Status) ->
 def test_who_does_not_answer_in_time_is_named(silent: str, way: str, tmp_path: Path) -> None:
     script = Scripted(tmp_path, {})
     error: type[MrlError] = RolloutError
-    message = r"12 responses of 3 prompts \(first: \['5.0 on the script', '5.1 on the script', '5.2 on the script'\]\)"
+    message = (
+        r"12 responses of 3 prompts "
+        r"\(first: \['5.0 on the script', '5.1 on the script', '5.2 on the script'\]\)"
+    )
     if silent == "engines":
-        script.engines.answers = lambda asked: False
+        script.engines.answers = lambda request: False
     else:
         script.rewards.answers = lambda sample_id: False
         error, message = RewardError, r"12 verdicts of 3 prompts .* in phase reward"
     rollouts = script.thread(deadline_seconds=0.2)
-    ask = rollouts.groups if way == "groups" else lambda *asked: list(rollouts.generate_in_order(*asked))
+    ask = rollouts.groups if way == "groups" else lambda *args: list(rollouts.generate_in_order(*args))
     with pytest.raises(error, match=message):
         ask(PROMPTS, script.sampling)
 
@@ -81,11 +83,11 @@ def told(group: Group) -> tuple[object, ...]:
 
 
 def test_in_turn_a_group_comes_as_soon_as_it_is_whole(tmp_path: Path) -> None:
-    """What `groups` gives, one by one: the first while others are not answered."""
+    """Yields what `groups` returns, one by one: the first while others are unanswered."""
     script, other = (Scripted(tmp_path, {}, reward=lambda p, s: p + s / 10) for _ in range(2))
-    script.engines.answers = lambda asked: not asked.request_id.startswith("8.")
-    found = script.rollouts.generate_in_order(PROMPTS, script.sampling)
-    first = [next(found), next(found)]
+    script.engines.answers = lambda request: not request.request_id.startswith("8.")
+    groups = script.rollouts.generate_in_order(PROMPTS, script.sampling)
+    first = [next(groups), next(groups)]
     assert [told(g) for g in first] == [told(g) for g in other.rollouts.groups(PROMPTS[:2], other.sampling)]
     assert list(other.rollouts.generate_in_order([], other.sampling)) == []
 
@@ -94,7 +96,7 @@ def test_in_turn_a_group_comes_as_soon_as_it_is_whole(tmp_path: Path) -> None:
 def test_in_turn_prompts_are_read_when_there_is_room(
     room: int, prompts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of four samples each: so many on their way while nothing is judged, and one prompt's at least; a hundred in the end."""
+    """Limits samples in flight, four per prompt, with at least one prompt; reads all hundred in the end."""
     monkeypatch.setattr(rollout_thread, "MAX_IN_FLIGHT", room)
     script, read = Scripted(tmp_path, {}), list[int]()
 
@@ -121,7 +123,7 @@ def test_a_death_keeps_the_name_of_its_phase(tmp_path: Path) -> None:
 
 
 def test_reward_workers_that_end_the_run_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what they raise when they are handed samples, and, while nothing is handed in, by their check."""
+    """By an error when samples are submitted, or by their check while none are."""
     script = Scripted(tmp_path, {})
 
     def lost(pairs: object) -> None:
@@ -137,9 +139,6 @@ def test_reward_workers_that_end_the_run_are_heard(tmp_path: Path, monkeypatch: 
         other.rollouts.groups(PROMPTS, other.sampling)
 
 
-# -- the thread ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def thread() -> Iterator[EventThread]:
     made = EventThread("events", PhaseClock())
@@ -150,7 +149,7 @@ def thread() -> Iterator[EventThread]:
 def test_listeners_look_after_workers_while_the_caller_waits(
     thread: EventThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a listener raises ends the wait, and the time counts as waited."""
+    """A listener's error ends the wait; the time counts as waited."""
     monkeypatch.setattr(event_thread, "CHECK_SECONDS", 0.02)
     looks: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A stream that stalls or loses a worker says where its oldest group is: state, turn, environment or engine."""
+"""A stream that stalls or loses a worker reports its oldest group: state, turn, environment or engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_an_environment_that_is_silent_is_named_with_its_turn(tmp_path: Path) ->
     poll = environments.poll
 
     def silent_later(timeout_seconds: float) -> list[EnvironmentResult]:
-        """Only what opens an episode is answered."""
+        """Answer only the request that opens an episode."""
         return [answer for answer in poll(timeout_seconds) if not answer.turn]
 
     environments.poll = silent_later  # type: ignore[method-assign]
@@ -51,7 +51,7 @@ def test_an_engine_that_is_silent_is_named_with_the_turn(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("words", [STREAM, OWN], ids=["shared", "own"])
 def test_a_lost_worker_ends_the_run_with_the_oldest_group(words: tuple[str, ...], tmp_path: Path) -> None:
-    """While the trainer learns: engines with slots of their own have begun a response by then, those that share them do not work."""
+    """During the update: engines with their own slots have begun a response, shared ones are idle."""
     run = TableRun(config_of(tmp_path, {}, *words))
     run.engines.tokens_per_step, run.engines.at_once, run.engines.step_seconds = 1, 20, 0.01
     run.loop.start()

@@ -1,4 +1,4 @@
-"""The stream schedule over a policy of one table: order, ages, pauses, budgets, checkpoints; and that without age it is on-policy."""
+"""The stream schedule over a table: order, staleness, pauses, checkpoints; on-policy at staleness 0."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def finished(
     per_step: int = LONGEST,
     name: str = "run",
 ) -> TableRun:
-    """A run of twelve steps; its engines generate so many tokens of each request at a step of theirs."""
+    """Run twelve steps; the engines generate so many tokens of each request per step."""
     run = TableRun(config_of(folder, algorithm or {}, f"run.name={name}", "loop.steps=12", *words))
     run.engines.tokens_per_step, run.engines.at_once = per_step, 10
     run.engines.step_seconds, run.train.update_seconds = 0.001, 0.01
@@ -50,7 +50,7 @@ ON_POLICY: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def test_without_age_it_is_on_policy_to_the_bit(
     algorithm: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Weights and every figure of every row, though responses finish at different steps of the engines."""
+    """Weights and every metric are equal, though responses finish at different engine steps."""
     plain = finished(tmp_path, *words, algorithm=algorithm, name="plain")
     stream = finished(
         tmp_path, STREAM, "stream.max_staleness=0", *words, algorithm=algorithm, name="stream", per_step=1
@@ -64,7 +64,7 @@ def test_without_age_it_is_on_policy_to_the_bit(
 
 
 def test_with_the_filter_the_same_groups_are_kept_where_verdicts_agree(tmp_path: Path) -> None:
-    """The reward asks for an even first token and the first version draws it, so that the first step is the same."""
+    """The reward wants an even first token, which the first version draws, so the first step is the same."""
     plain = finished(tmp_path, algorithm=FILTER, name="plain")
     stream = finished(tmp_path, STREAM, "stream.max_staleness=0", algorithm=FILTER, name="stream", per_step=1)
     first = [[group.prompt.index for group in run.groups[0]] for run in (plain, stream)]
@@ -108,7 +108,7 @@ def test_ages_stay_in_their_bound_and_order_is_that_of_prompts(
 
 
 def test_what_is_parked_goes_on_and_nothing_is_lost(tmp_path: Path) -> None:
-    """Responses of several versions are trained; the first of their segments are those that were parked."""
+    """Responses of several versions are trained; their first segments were interrupted."""
     run = finished(tmp_path, STREAM, "stream.max_staleness=3", per_step=1)
     samples = [s for groups in run.groups for g in groups for s in g.samples]
     assert sum(len(s.segments) > 1 for s in samples) > 5
@@ -118,7 +118,7 @@ def test_what_is_parked_goes_on_and_nothing_is_lost(tmp_path: Path) -> None:
 
 
 def test_steps_follow_each_other_without_a_sync_while_their_groups_are_there(tmp_path: Path) -> None:
-    """The engines give their memory away once for three steps; a checkpoint brings the sync forward."""
+    """Engines sleep once for three steps; a checkpoint brings the sync forward."""
     run = TableRun(
         config_of(
             tmp_path, {}, STREAM, "stream={max_staleness: 1, sync_every: 3}", "loop.steps=11", *SAVE_AT_FIVE
@@ -131,12 +131,11 @@ def test_steps_follow_each_other_without_a_sync_while_their_groups_are_there(tmp
 
 
 PROMPT = Prompt(0, np.zeros(1, np.int32), "", None)
-"""In the place of those that a group's bytes do not have."""
+"""Stands for the prompts that a group's bytes do not have."""
 SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "stream.max_staleness=2", STREAM)
 
 
 def after_four_steps(folder: Path, setting: str) -> tuple[TableRun, dict[str, Any]]:
-    """A run with slow engines, and what its last checkpoint has."""
     run = TableRun(config_of(folder, FILTER, "loop.steps=12", setting, *SAVES))
     run.engines.tokens_per_step, run.engines.at_once = 2, 20
     run.loop.start()
@@ -146,7 +145,7 @@ def after_four_steps(folder: Path, setting: str) -> tuple[TableRun, dict[str, An
 
 
 def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path) -> None:
-    """Groups that wait for their step and those in the making come from the checkpoint."""
+    """Ready groups and groups in flight come from the checkpoint."""
     first, state = after_four_steps(tmp_path, "stream.sync_every=1")
     assert state["supply"]["kept"] or len(state["supply"]["ledger"]["entries"]) > 4, "nothing was on its way"
     second = first.resumed()
@@ -166,7 +165,7 @@ def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path) -> None:
 def test_no_token_is_drawn_twice_by_a_resumed_run(
     words: tuple[str, ...], algorithm: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Whichever step the run ends after: responses continue with their tokens, segments and stamps."""
+    """After any last step, responses continue with their tokens, segments and versions."""
     words, interrupted = (*SAVES, *words), 0
     for steps in (1, 4, 8):
         run = TableRun(config_of(tmp_path, algorithm, f"run.name=of-{steps}", "loop.steps=12", *words))
@@ -196,7 +195,7 @@ def test_no_token_is_drawn_twice_by_a_resumed_run(
 
 
 def test_groups_with_routes_are_asked_anew_by_a_resumed_run(tmp_path: Path) -> None:
-    """Their blocks ended with the processes that had them; no prompt is lost or trained twice."""
+    """Their routes were lost with the processes; no prompt is lost or trained twice."""
     first, state = after_four_steps(tmp_path, "routing.replay=engine")
     assert state["supply"]["kept"], "no group waited for its step"
     second = first.resumed()
@@ -225,14 +224,14 @@ def test_a_deadline_names_the_oldest_group(tmp_path: Path) -> None:
     run.loop.start()
     with pytest.raises(
         RolloutError,
-        match=r"oldest of 8 groups in flight is 0, making: 4 responses missing \(first: 0.0 on the table; 0.1 on the table; .*\), 4 verdicts",
+        match=r"oldest of 8 groups in flight is 0, making: 4 responses missing "
+        r"\(first: 0.0 on the table; 0.1 on the table; .*\), 4 verdicts",
     ):
         run.loop.step()
 
 
 def test_who_is_waited_for_is_told_of_the_oldest_group_that_is_not_ready(tmp_path: Path) -> None:
-    """The oldest group of all is ready, and the next one lacks its verdicts; then engines stand still, then the trainer does
-    not come. A row tells the shares."""
+    """The oldest group is ready, the next lacks verdicts, then engines stall, then the trainer is late."""
     run = TableRun(config_of(tmp_path, {}, STREAM, "stream.max_staleness=1"))
     run.rewards.keeps_back = lambda name: not name.startswith("0.")  # type: ignore[method-assign]
     run.engines.stops_after = 0
@@ -243,17 +242,17 @@ def test_who_is_waited_for_is_told_of_the_oldest_group_that_is_not_ready(tmp_pat
     run.engines.stops_after = None
     run.rollouts.ask(run.engines._work)
     until(lambda: buffer._held["verdicts"] > 0)
-    said = (
+    pattern = (
         r"the oldest of 8 groups in flight is 0, kept, the oldest unfinished one is 1, making: "
         r"0 responses missing, 4 verdicts missing"
     )
-    assert re.search(said, run.rollouts.waiting_for()), run.rollouts.waiting_for()
+    assert re.search(pattern, run.rollouts.waiting_for()), run.rollouts.waiting_for()
     for index in range(1, 8):
         for number in range(4):
             run.rewards._deliver(f"{index}.{number}", Verdict(VerdictKind.SCORED, float(number % 2)))
     until(lambda: buffer._held["slots"] > 0)
-    batch, rest = run.rollouts.take(0, 10.0), run.rollouts.take(1, 10.0)
-    assert batch is not None and rest is not None
+    batch, later = run.rollouts.take(0, 10.0), run.rollouts.take(1, 10.0)
+    assert batch is not None and later is not None
     shares = {name: batch.metrics[f"stream/held_by/{name}"] for name in ("engines", "verdicts", "slots")}
     assert sum(shares.values()) == pytest.approx(1.0) and all(share > 0 for share in shares.values())
-    assert not any(rest.metrics[f"stream/held_by/{name}"] for name in shares), "counted twice"
+    assert not any(later.metrics[f"stream/held_by/{name}"] for name in shares), "counted twice"

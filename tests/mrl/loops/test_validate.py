@@ -1,4 +1,4 @@
-"""Metrics of a validation: the mean reward always, an accuracy only where the reward is one."""
+"""Validation metrics: the mean reward always, an accuracy only if the reward is one."""
 
 import dataclasses
 from typing import Any
@@ -55,7 +55,6 @@ def test_domains_of_both_sorts_have_what_fits_each() -> None:
 
 
 def test_the_first_of_several_verifiers_counts_and_of_one_its_value() -> None:
-    """Not the first of the checks that one verifier names."""
     checks = parse_checks([{"check": "no_commas"}, {"check": "all_lower_case"}], place="here")
     alone = dataclasses.replace(verify_instructions("A word", checks), verifier="instructions")
     assert next(iter(alone.parts.values())) == 1.0 and alone.value == 0.0

@@ -1,5 +1,4 @@
-"""Rollout workers by real sockets, over engines whose tokens follow from a request's seed: what comes, what
-is lost, strangers."""
+"""Rollout workers over real sockets, with engines whose tokens follow from a request's seed."""
 
 from __future__ import annotations
 
@@ -37,7 +36,6 @@ from tests.support.samples import verdict_of
 
 SECRET, NAMES, SECONDS = b"the run's secret", ["engine 0", "engine 1", "engine 2"], 60.0
 SHARES = [(0, 2), (1,)]
-"""The engines of each worker."""
 PROMPTS = [Prompt(n, np.arange(3, 5 + n, dtype=np.int32), "", {n}) for n in range(9)]
 """Their ground truth is not a JSON value."""
 SAMPLING = Sampling(4, 1.0, 40, 0, lengths=lambda prompt, sample: 1 + (7 * prompt + sample) % 30)
@@ -65,8 +63,6 @@ class Even:
 
 
 class Engines:
-    """Served engines."""
-
     def __init__(self, token_seconds: float) -> None:
         self.servers = [self._serve(n, token_seconds) for n in range(len(NAMES))]
 
@@ -92,12 +88,10 @@ class Engines:
 
 
 TOKENS = np.random.default_rng(0).integers(0, 100, 1 << 20).astype(np.int32)
-"""Of all engines alike: a response does not depend on who generates it."""
+"""Shared by all engines: a response does not depend on its engine."""
 
 
 class Workers:
-    """Workers in this process (WorkerProcesses)."""
-
     secret, engines = SECRET, SHARES
     names = [f"rollout worker of node {n}" for n in range(len(SHARES))]
 
@@ -108,7 +102,7 @@ class Workers:
         self._lock = threading.Lock()
         self.lost: list[tuple[int, str]] = []
         self.begun: list[tuple[int, int]] = []
-        """Worker and prompt of each group that was begun."""
+        """(worker, prompt) of each started group."""
 
     async def start_worker(self, number: int) -> Address:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -134,7 +128,6 @@ class Workers:
             await asyncio.to_thread(self._engines.servers[engine][0].wait_until_free, SECONDS)
 
     def kill(self, number: int) -> None:
-        """End all its connections at once, as a killed process does."""
         thread = self.threads[number]
 
         def cut() -> None:
@@ -153,7 +146,6 @@ class Workers:
 def remote(
     *, token_seconds: float = 0.0, by_index: bool = True, silent_seconds: float = SECONDS, most: int = 3
 ) -> Iterator[tuple[RolloutThread, Workers]]:
-    """Rollouts in workers, connected and running."""
     engines = Engines(token_seconds)
     workers = Workers(engines, most=most)
 
@@ -176,7 +168,6 @@ def remote(
 
 
 def local() -> list[Group]:
-    """The groups as the driver makes them by itself."""
     engines = Engines(0.0)
 
     def pool(thread: RolloutThread) -> EnginePool:
@@ -192,14 +183,14 @@ def local() -> list[Group]:
 
 
 def told(groups: Iterable[Group], *, with_engines: bool = False) -> list[Any]:
-    """What must not depend on who made them; the engines only if none was lost."""
-    found = []
+    """Return what must not depend on the worker; the engines only if none was lost."""
+    rows = []
     for sample in (sample for group in groups for sample in group.samples):
         assert sample.verdict is not None
         segments = [dataclasses.replace(s, engine=s.engine * with_engines) for s in sample.segments]
         values = sample.response_tokens.tolist(), sample.rollout_logprobs.tolist(), sample.verdict.value
-        found.append((sample.sample_id, values, segments, sample.response_text))
-    return found
+        rows.append((sample.sample_id, values, segments, sample.response_text))
+    return rows
 
 
 def come_true(condition: Any) -> None:
@@ -283,7 +274,7 @@ def test_what_a_late_group_lacks_is_named_with_its_worker() -> None:
 def test_strangers_get_nothing_of_a_worker() -> None:
     with remote() as (thread, workers):
         address = workers.threads[0]._server.sockets[0].getsockname()
-        for said in (
+        for message in (
             frame(engine_messages.encode(engine_messages.Proof(bytes(32)))),
             frame(worker_messages.encode_worker_message(worker_messages.ResumeRollouts(True))) * 20,
         ):
@@ -293,7 +284,7 @@ def test_strangers_get_nothing_of_a_worker() -> None:
             ):
                 challenge = engine_messages.decode(stream.read(int.from_bytes(stream.read(4), "little")))
                 assert isinstance(challenge, engine_messages.Challenge)
-                stranger.sendall(said)
+                stranger.sendall(message)
                 with contextlib.suppress(ConnectionResetError):
                     assert stream.read() == b""
         assert told(thread.groups(PROMPTS, SAMPLING)) == told(local())

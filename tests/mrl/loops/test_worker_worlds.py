@@ -1,5 +1,4 @@
-"""What async worlds promise, with groups in rollout workers that are killed too; and that the worlds see
-what is wrong."""
+"""Async worlds keep their promises with killed rollout workers; planted faults are seen."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ def test_every_world_of_workers_keeps_its_promises(count: int) -> None:
 
 
 def test_a_group_that_comes_back_to_its_worker_begins_after_it_was_dropped_there() -> None:
-    """In this world a group comes back while the word that it is made elsewhere is still on its way."""
+    """A group returns while the message that it is made elsewhere is still in flight."""
     WorkerWorld(500).run()
 
 
 class ForgetsWhatCame(RemoteGroup):
-    """Begins again elsewhere without what had come of it."""
+    """Restarts elsewhere without the partial responses."""
 
     def begin_again(self) -> None:
         if self.number >= 0:
@@ -46,7 +45,7 @@ class TrustsLostWorkers(WorkerEngines):
 
 
 class WakesNobody(WorkerEngines):
-    """Lets a worker that came in a lost one's place stand still."""
+    """Never resumes a replacement worker."""
 
     async def connect_known(self, worker: RemoteWorker) -> None:
         runs, self.runs = self.runs, False
@@ -55,7 +54,7 @@ class WakesNobody(WorkerEngines):
 
 
 class LeavesGroups(Driven):
-    """Leaves groups where no engine is left."""
+    """Leaves groups at a worker without engines."""
 
     def _engines_changed(self) -> None:
         if self.engines.serving:
@@ -78,7 +77,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str | N
         None,
     ),
 }
-"""What is planted, options of the worlds, and how they end."""
+"""Name -> (planted fault, options of the worlds, how they end)."""
 
 
 @pytest.mark.parametrize(("planted", "options", "error", "message"), FAULTS.values(), ids=FAULTS)

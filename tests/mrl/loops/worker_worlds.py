@@ -1,6 +1,5 @@
-"""Random worlds whose groups are made by rollout workers: the production driver's end, workers, pools,
-buffer and ledger. Messages take their time, begun groups come by another way than messages, and workers are
-killed while their engines still run."""
+"""Random worlds of rollout workers that are killed while their engines run, with delayed messages.
+The driver's end, workers, pools, buffer and ledger are those of production."""
 
 from __future__ import annotations
 
@@ -19,12 +18,10 @@ from mrl.trajectories.worker_messages import GroupStart, decode_worker_message, 
 from tests.mrl.loops.async_worlds import World, WorldEngine
 
 LATE = 0.3
-"""Most virtual seconds that a message takes."""
+"""Longest virtual time of a message."""
 
 
 class OwnPool(EnginePool):
-    """The production pool of one worker, over engines of this process."""
-
     def __init__(self, world: WorkerWorld, on_lost: Callable[[int, str, str], None]) -> None:
         names = [f"engine {n}" for n in range(world.num_engines)]
         super().__init__(names, secret=b"", run_seed=0, by_index=False, on_lost=on_lost)
@@ -44,8 +41,6 @@ class OwnPool(EnginePool):
 
 
 class WorldLink(RemoteWorker):
-    """A connection in memory: messages keep their order and take their time."""
-
     process: Process
 
     async def connect(self, address: Address, secret: bytes, on_lost: Callable[[str], None]) -> None:
@@ -68,12 +63,10 @@ class WorldLink(RemoteWorker):
 
 
 class Process:
-    """The process of a worker."""
-
     def __init__(self, world: WorkerWorld, number: int, rewards: Any) -> None:
         self._world, self.number, self.is_dead = world, number, False
         self.inbound, self.outbound, self.begun = [0.0], [0.0], [0.0]
-        """Virtual time of the last message of each way."""
+        """Virtual time of the last message each way."""
         self._link: WorldLink | None = None
         self.pool = OwnPool(world, lambda *lost: self.worker.engine_gone(*lost))
         self.worker = RolloutWorker(RolloutRunner(self.pool, rewards, run_seed=0), self.pool, self._send)
@@ -83,7 +76,7 @@ class Process:
         self.worker.report()
 
     def later(self, way: list[float], message: Any, take: Callable[[Any], None]) -> None:
-        """Deliver a message after those before it, unless a process dies first."""
+        """Deliver a message after earlier ones, unless a process dies first."""
         loop = asyncio.get_running_loop()
         way[0] = max(way[0], loop.time() + self._world.dice.uniform(0, LATE))
         data = message if isinstance(message, list) else encode_worker_message(message)
@@ -99,7 +92,7 @@ class Process:
             self.later(self.outbound, message, self._link.hear)
 
     def kill(self) -> None:
-        """Its engines run on until they hear of it; so does the driver."""
+        """Kill the process; its engines and the driver learn of it later."""
         if self.is_dead or self._link is None:
             return
         self.is_dead, loop, dice = True, asyncio.get_running_loop(), self._world.dice
@@ -124,8 +117,6 @@ class Process:
 
 
 class Processes:
-    """All workers' processes."""
-
     secret = b""
 
     def __init__(self, world: WorkerWorld, count: int, rewards: Callable[[], Any]) -> None:
@@ -152,17 +143,12 @@ class Processes:
 
 
 class Driven(RemoteRollouts):
-    """The driver's end."""
-
     worker_class = WorldLink
 
 
 @dataclasses.dataclass
 class WorkerWorld(World):
-    """One run whose groups are made by workers."""
-
     now: ClassVar[WorkerWorld]
-    """The world that runs."""
     rollouts: type[RemoteRollouts] = Driven
     kills_workers: bool = True
     num_killed: int = 0

@@ -1,8 +1,5 @@
-"""Three starts of a run that trains nothing, each of which is killed: python -m tests.mrl.observe.followed_run FOLDER.
-
-Steps 0 to 6, closed; 5 to 7, before anything is closed; 5 to 9, closed. Each start is a fork of this process, which has the imports, writes
-its rows with a real Recorder, and is killed once they are there; what it says on standard error is in FOLDER/start-N.
-"""
+"""Three starts of a run without training, each killed: python -m tests.mrl.observe.followed_run FOLDER.
+Steps 0 to 6, closed; 5 to 7, killed before closing; 5 to 9, closed. Each is a fork that logs to start-N."""
 
 import importlib
 import os
@@ -20,7 +17,7 @@ from mrl.observe.run_folder import RunFolder
 from tests.support.samples import make_groups, make_sample
 
 STARTS = ((0, 6, True), (5, 7, False), (5, 9, True))
-"""First and last step of each, and whether it is closed."""
+"""(first step, last step, is closed) of each."""
 
 
 def start(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> None:

@@ -1,4 +1,4 @@
-"""Of a driver that has started, what a step frees is the next one's: counted in pages that the kernel has to give."""
+"""A started driver reuses the memory that a step frees: counted in new pages from the kernel."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ print(gc.get_stats()[2]["collections"] - before)
 
 
 def test_what_a_step_keeps_is_not_looked_through() -> None:
-    """By Python's thresholds it is, whenever a quarter more is there."""
+    """Python's thresholds would collect whenever a quarter more objects exist."""
     settled, plain = (int(run_python("-c", KEEPING, word).stdout) for word in ("settled", "not"))
     assert settled == 0 < plain

@@ -1,4 +1,4 @@
-"""Every metric that the code produces has a sentence, and every sentence a metric."""
+"""Every metric that the code produces is described, and every description has a metric."""
 
 import ast
 import re
@@ -23,32 +23,31 @@ COMPOSED = {
     "preference/x",
     "preference/reward_x",
 }
-"""f-strings whose last part is any name: those of filtering.Decision, of a sender's report, of a reward's parts, of memory, of
-tuning's updates, validation and preference figures."""
+"""f-strings whose last part is any name: filter decisions, sync reports, reward parts, memory, tuning."""
 UNITS = {
     *("1", "share", "reward", "reward^2", "advantage", "nats", "tokens", "tokens/s", "samples", "groups"),
     *("prompts", "segments", "rounds", "steps", "versions", "s", "bytes", "FLOP/s"),
 }
 NOT_METRICS = {"policy/ess/", "moe/layers/", *RENAMED_METRICS, *RENAMED_METRICS.values()}
-"""Texts with the prefix of a metric that are none, or no longer."""
+"""Texts with a metric's prefix that are not metrics, or no longer."""
 
 
 def texts(node: ast.AST) -> Iterator[str]:
-    """Texts of a file; what an f-string puts in is a word."""
-    for each in ast.iter_child_nodes(node):
-        if isinstance(each, ast.JoinedStr):
-            yield "".join(str(v.value) if isinstance(v, ast.Constant) else "x" for v in each.values)
-        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
-            yield each.value
+    """Yield the texts of a file; a placeholder of an f-string becomes a word."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.JoinedStr):
+            yield "".join(str(v.value) if isinstance(v, ast.Constant) else "x" for v in child.values)
+        elif isinstance(child, ast.Constant) and isinstance(child.value, str):
+            yield child.value
         else:
-            yield from texts(each)
+            yield from texts(child)
 
 
 def produced() -> set[str]:
-    """Metric names in the code: texts of one word that begin as metrics do."""
-    found = {text for file in SOURCES for text in texts(ast.parse(file.read_text()))}
+    """Return metric names in the code: one-word texts with a metric's prefix."""
+    words = {text for file in SOURCES for text in texts(ast.parse(file.read_text()))}
     return {
-        text for text in found if re.fullmatch(r"[a-z]+/[\w@/]+", text) and text.startswith(PREFIXES)
+        text for text in words if re.fullmatch(r"[a-z]+/[\w@/]+", text) and text.startswith(PREFIXES)
     } - NOT_METRICS
 
 
@@ -83,8 +82,8 @@ def test_every_line_of_the_page_is_read() -> None:
 
 def test_units_are_known_and_agree_with_names_that_say_them() -> None:
     assert {metric.unit for metric in METRICS.values()} == UNITS
-    said = {"seconds": "s", "_frac": "share", "bytes": "bytes"}
-    ends = {name: unit for name in METRICS for word, unit in said.items() if name.endswith(word)}
+    units = {"seconds": "s", "_frac": "share", "bytes": "bytes"}
+    ends = {name: unit for name in METRICS for word, unit in units.items() if name.endswith(word)}
     assert len(ends) > 30
     assert {name for name, unit in ends.items() if METRICS[name].unit != unit} == set()
 

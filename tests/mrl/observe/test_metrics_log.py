@@ -49,7 +49,7 @@ NO_ROWS = [b'{"step": 1, "rew', b"\xff\xfe\x00", b"[1, 2]", b"12", b'{"step": "x
 
 @pytest.mark.parametrize("line", NO_ROWS)
 def test_what_is_no_row_costs_no_other_row(line: bytes, tmp_path: Path) -> None:
-    """In the middle too, where a disk lost something: rows behind it are still there after a resume."""
+    """Also in the middle, where a disk lost something: later rows survive a resume."""
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n' + line + b'\n{"step": 2}\n{"step": 3}\n')
     assert [row["step"] for row in read(path)] == [0, 2, 3]
@@ -92,7 +92,7 @@ def test_a_start_holds_a_row_at_a_time_however_long_the_run_was(tmp_path: Path) 
 
 
 def test_rows_are_those_of_the_moment_that_they_were_asked_for(tmp_path: Path) -> None:
-    """A tracker reads them in a thread of its own, while the run goes on to write; what comes later is told to it."""
+    """A tracker reads them in its own thread while the run writes on; later rows are sent to it."""
     log = MetricsLog(tmp_path / "metrics.jsonl")
     none = LoggedRows(tmp_path / "metrics.jsonl")
     for step in range(3):

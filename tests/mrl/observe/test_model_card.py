@@ -1,4 +1,4 @@
-"""The card of an exported folder: valid front matter, and nothing in it that is not known."""
+"""The card of an exported folder: valid front matter without anything unknown."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_a_cached_base_is_named_and_keeps_its_license(tmp_path: Path) -> None:
         "---\nlicense: other\nlicense_name: qwen\nlicense_link: LICENSE\nlibrary_name: x\n---\n# Base\n"
     )
     card = card_of(config_of(base))
-    found = card.data.to_dict()
-    assert found["base_model"] == "Qwen/Qwen3-0.6B"
-    assert (found["license"], found["license_name"], found["license_link"]) == ("other", "qwen", "LICENSE")
-    assert found["library_name"] == "transformers" and "reinforcement-learning" in found["tags"]
+    data = card.data.to_dict()
+    assert data["base_model"] == "Qwen/Qwen3-0.6B"
+    assert (data["license"], data["license_name"], data["license_link"]) == ("other", "qwen", "LICENSE")
+    assert data["library_name"] == "transformers" and "reinforcement-learning" in data["tags"]
 
 
 @pytest.mark.parametrize("readme", [None, "# no front matter", "---\n[\n---\n", "---\n- a list\n---\n"])

@@ -1,4 +1,4 @@
-"""The clock of a step: phases add up, waits are counted beside them, and both start anew when taken."""
+"""The clock of a step: phases add up, waits are counted separately, taking restarts both."""
 
 import pytest
 
@@ -8,7 +8,6 @@ from mrl.observe.phases import PhaseClock
 
 @pytest.fixture
 def pass_time(monkeypatch: pytest.MonkeyPatch):
-    """Moves the clock's time by so many seconds."""
     now = [0.0]
     monkeypatch.setattr(phases.time, "monotonic", lambda: now[0])
 

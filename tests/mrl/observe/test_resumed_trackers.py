@@ -1,7 +1,5 @@
-"""A run that is killed twice and resumed is one run in every tracker, with every step once, its configuration and project.
-
-Starts of tests/mrl/observe/followed_run.py: steps 0 to 6, killed; 5 to 7, killed before anything is closed; 5 to 9.
-"""
+"""A run that is killed twice and resumed is one run in every tracker, with every step once.
+Its starts (followed_run.py): steps 0 to 6, killed; 5 to 7, killed before closing; 5 to 9."""
 
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from tests.support.runs import run_python
 
 @pytest.fixture(scope="session")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the session's runs, of which `followed` was killed twice."""
+    """Return the folder of the session's runs, with `followed` killed twice."""
     return once(tmp_path_factory, "followed", follow)
 
 
@@ -24,12 +22,12 @@ def follow(folder: Path) -> None:
         "-m", "tests.mrl.observe.followed_run", str(folder), environment={"WANDB_SILENT": "true"}
     )
     assert done.returncode == 0, done.stderr
-    for said in folder.glob("start-*"):
-        assert "switched off" not in said.read_text(), said.read_text()
+    for log in folder.glob("start-*"):
+        assert "switched off" not in log.read_text(), log.read_text()
 
 
 def rewards(folder: Path) -> dict[int, float]:
-    """Of metrics.jsonl: steps 0 to 4 by start 1, the others by start 3."""
+    """Read metrics.jsonl: steps 0 to 4 are from start 1, the others from start 3."""
     rows = metrics_log.read(folder / "followed" / "metrics.jsonl")
     return {int(row["step"]): row["reward/mean"] for row in rows}
 
@@ -42,7 +40,7 @@ def test_figures_of_single_layers_have_a_file_of_their_own(resumed: Path) -> Non
 
 
 def offline_files(folder: Path) -> list[Path]:
-    """What `wandb sync` sends, in its order."""
+    """Return the files that `wandb sync` sends, in its order."""
     return sorted((folder / "followed" / "wandb").glob("offline-run-*/*.wandb"))
 
 

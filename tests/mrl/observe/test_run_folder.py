@@ -30,6 +30,6 @@ def test_the_hardware_is_told_by_name(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.write_hardware(["H100", "H100", "A100"])
     folder.close()
-    told = json.loads((folder.path / "hardware.json").read_text())
-    assert told["trainer_devices"] == {"H100": 2, "A100": 1}
-    assert told["driver"]["cores"] == os.cpu_count() and told["driver"]["memory_bytes"] > 2**20
+    hardware = json.loads((folder.path / "hardware.json").read_text())
+    assert hardware["trainer_devices"] == {"H100": 2, "A100": 1}
+    assert hardware["driver"]["cores"] == os.cpu_count() and hardware["driver"]["memory_bytes"] > 2**20

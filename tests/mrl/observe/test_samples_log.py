@@ -1,4 +1,4 @@
-"""samples.jsonl: what a row says of a sample."""
+"""Rows of samples.jsonl."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.samples import make_groups, make_sample, verdict_of
 
 
 def test_a_row_has_the_smallest_and_the_largest_version_of_its_tokens(tmp_path: Path) -> None:
-    """Not the first token's alone; a response without tokens has none."""
+    """Not only the first token's; a response without tokens has none."""
     versions = np.array([2, 2, 3, 5], np.int32)
     samples = [
         make_sample(0, 0, length=4, policy_versions=versions, verdict=verdict_of(1.0)),
@@ -24,7 +24,7 @@ def test_a_row_has_the_smallest_and_the_largest_version_of_its_tokens(tmp_path: 
 
 
 def test_a_resumed_run_drops_the_rows_of_steps_that_it_makes_again(tmp_path: Path) -> None:
-    """Those at the end alone: what an earlier version left between others stays, and what is no row of ours; a cut row goes."""
+    """Drops only rows at the end, including a cut row; foreign rows and those of earlier versions stay."""
     path = tmp_path / "samples.jsonl"
     rows = ['{"step": 1, "kind": "a"}', "{}", '{"step": 5}', '{"step": 2}']
     path.write_text("\n".join([*rows, '{"step": 3}', '{"step": 4}', '{"step": 4']))
@@ -34,7 +34,7 @@ def test_a_resumed_run_drops_the_rows_of_steps_that_it_makes_again(tmp_path: Pat
 
 
 def test_what_a_validation_wrote_that_is_made_again_goes_too(tmp_path: Path) -> None:
-    """Not the samples that the step trained on, nor an earlier validation."""
+    """Trained samples of the step and earlier validations stay."""
     path, samples = tmp_path / "samples.jsonl", make_groups([make_sample(0, 0, verdict=verdict_of(1.0))])
     log = SamplesLog(path, limit=9)
     for step in (1, 2):

@@ -1,4 +1,4 @@
-"""Output that a full disk does not take."""
+"""Output to a full disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mrl.observe.streams import lossy
 
 
 def test_a_full_disk_loses_lines_and_raises_nothing(tmp_path: Path) -> None:
-    """/dev/full takes nothing; the same stream goes on where its descriptor later leads to a file."""
+    """/dev/full takes nothing; the stream continues once its descriptor leads to a file."""
     descriptor = os.open("/dev/full", os.O_WRONLY)
     stream = lossy(descriptor)
     print("lost", file=stream, flush=True)
@@ -40,10 +40,8 @@ def test_the_process_own_output() -> None:
         "survive_full_disks(); print('out', flush=True); print('err', file=sys.stderr); sys.exit(7)"
     )
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", code], stdout=full, stderr=full, timeout=240, check=False
-        )
-    assert done.returncode == 7
+        run = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, timeout=240, check=False)
+    assert run.returncode == 7
     without = subprocess.run(
         [sys.executable, "-c", "print('out', flush=True)"],
         stdout=open("/dev/full", "w"),  # noqa: SIM115

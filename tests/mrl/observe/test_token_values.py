@@ -1,4 +1,4 @@
-"""What samples.jsonl says of single tokens is what the batch has of them."""
+"""samples.jsonl has the batch's values for single tokens."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_values_are_those_of_the_response_of_that_sample() -> None:
 
 def test_tokens_of_an_environment_are_marked_and_what_the_batch_lacks_is_left_out() -> None:
     sample = make_sample(0, 0, length=3, loss_mask=np.array([True, False, True]))
-    told = TokenValues(batch_of([sample]), texts).values(sample)
-    assert told["policy"] == [1, 0, 1] and told.keys() == {"text", "policy", "logprob"}
+    values = TokenValues(batch_of([sample]), texts).values(sample)
+    assert values["policy"] == [1, 0, 1] and values.keys() == {"text", "policy", "logprob"}
 
 
 def test_a_response_without_tokens_has_no_values() -> None:

@@ -1,4 +1,4 @@
-"""A tracker that fails or hangs is switched off with one warning; the others and training go on."""
+"""A tracker that fails or hangs is switched off with one warning; other trackers and training continue."""
 
 import logging
 import sys
@@ -53,12 +53,13 @@ def test_a_failing_tracker_is_switched_off_once(caplog: pytest.LogCaptureFixture
         tracker.close()
     assert not tracker.enabled
     assert [r.message for r in caplog.records if "switched off" in r.message] == [
-        "tracker failing switched off: ConnectionError: server gone; training continues, metrics.jsonl is complete"
+        "tracker failing switched off: ConnectionError: server gone; "
+        "training continues, metrics.jsonl is complete"
     ]
 
 
 def test_a_hanging_tracker_never_delays_a_step() -> None:
-    """The tracker hangs until the test's end: a step, or the run's end, that waited for it would not come back."""
+    """The tracker hangs until the test ends: a step or a run's end that waited for it would hang too."""
     hanging = Hanging()
     tracker = GuardedTracker("hanging", lambda: hanging, deadline_seconds=0.3)
     tracker.log(0, {"a": 1.0})
@@ -80,7 +81,7 @@ def test_an_absent_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
 
 
 class Keeping:
-    """A tracker that already holds the steps before `next_step`."""
+    """A tracker that already has the steps before `next_step`."""
 
     def __init__(self, next_step: int) -> None:
         self.next_step = next_step
@@ -148,7 +149,7 @@ def test_offline_starts_that_nobody_synced_are_put_aside(tmp_path: Path) -> None
     synced = made("offline-run-1-abc", "run-abc.wandb", "run-abc.wandb.synced", last=4)
     unsynced = made("offline-run-2-abc", "run-abc.wandb", last=9)
     others = made("offline-run-2-xyz", "run-xyz.wandb", last=7)
-    own = made("offline-run-3-abc", "run-abc.wandb", last=0)
-    assert after_synced(own, "abc") == 5
+    resumed = made("offline-run-3-abc", "run-abc.wandb", last=0)
+    assert after_synced(resumed, "abc") == 5
     left = {folder.name for folder in tmp_path.iterdir()}
-    assert left == {synced.name, f"replaced-{unsynced.name}", others.name, own.name}
+    assert left == {synced.name, f"replaced-{unsynced.name}", others.name, resumed.name}

@@ -1,4 +1,4 @@
-"""What an offline run's .wandb file holds: wandb's own records, framed as in LevelDB's log format."""
+"""Reader of an offline run's .wandb file: records framed as in LevelDB's log format."""
 
 import json
 import struct
@@ -13,7 +13,7 @@ FULL, LAST = 1, 4
 
 
 def records(path: Path) -> Iterator[Any]:
-    """The complete records; a killed writer may have left a torn one."""
+    """Yield the complete records; a killed writer may leave a torn one."""
     data, at, whole = path.read_bytes(), len(":W&B") + 3, b""
     while at + HEADER.size <= len(data):
         if BLOCK - at % BLOCK < HEADER.size:  # the rest of a block is padding
@@ -32,6 +32,5 @@ def records(path: Path) -> Iterator[Any]:
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """The rows in the order they were logged."""
     rows = [record.history for record in records(path) if record.HasField("history")]
     return [{i.key or i.nested_key[0]: json.loads(i.value_json) for i in row.item} for row in rows]

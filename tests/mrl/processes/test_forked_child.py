@@ -1,4 +1,4 @@
-"""Forked children: begun by several threads, and where there is no process left."""
+"""Forked children: started by several threads, and at the process limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames come out of a stream as they went in, however the socket cuts them, and wait in the socket when nobody reads."""
+"""Frames arrive as they were sent, however the socket cuts them, and wait in the socket if nobody reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def with_stream(talk: Talk, use: Callable[[FrameStream], Awaitable[None]]) -> None:
-    """Connect a stream to a server that talks so, and use it."""
+    """Connect to a server that sends so, and use the stream."""
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     async with asyncio.timeout(60), server:
         stream = await FrameStream.connect(*server.sockets[0].getsockname())
@@ -43,7 +43,7 @@ def test_frames_come_as_they_were_sent_whatever_the_pieces(piece: int) -> None:
 
 
 def test_what_nobody_reads_stays_with_its_sender() -> None:
-    """At most MOST_UNREAD payloads, and what the kernel takes, lie here before the first read."""
+    """At most MOST_UNREAD payloads, and what the kernel takes, are here before the first read."""
     sent, many, size = 0, 400, 1 << 20
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Run folders with files that are none: every command over them shows what can be read and says what can not."""
+"""Run folders with bad files: every command shows what it can read and reports the rest."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ TOKENS = {
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of two runs; the second one's configuration differs."""
     folder = tmp_path_factory.mktemp("report")
     samples = [sample_row(step, step, index) for step in range(1, 151) for index in (0, 1)]
     samples.append(sample_row(151, 900, response=ATTACK, prompt=ATTACK, reason=ATTACK, tokens=TOKENS))
@@ -51,9 +50,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def opened(report: Path) -> Iterator[tuple[Page, list[str]]]:
-    """The page, and what went wrong in it: errors, console messages, requests of anything but the file."""
-    with opened_page(report.as_uri(), lambda url: url == report.as_uri()) as found:
-        yield found
+    """Return the page and its faults: errors, console messages, requests for anything but the file."""
+    with opened_page(report.as_uri(), lambda url: url == report.as_uri()) as opened_report:
+        yield opened_report
 
 
 def test_it_draws_curves_and_a_step_without_an_error(opened: tuple[Page, list[str]]) -> None:
@@ -104,9 +103,9 @@ def test_smoothing_keeps_the_raw_curve_pale_and_log_scale_needs_positive_values(
     page.check("#log-scale")
     plot = "document.querySelector('.figure[data-metric*=\"{}\"] .plot')"
     loss, sync = plot.format("policy/loss"), plot.format("sync/seconds")
-    for each, kind in ((loss, "linear"), (sync, "log")):
-        page.evaluate(f"{each}.scrollIntoView()")
-        wait_for(page, f"{each}.layout?.yaxis.type === '{kind}' && {each}.data.length >= 2")
+    for element, kind in ((loss, "linear"), (sync, "log")):
+        page.evaluate(f"{element}.scrollIntoView()")
+        wait_for(page, f"{element}.layout?.yaxis.type === '{kind}' && {element}.data.length >= 2")
     raw, curve = page.evaluate(
         f"{loss}.data.slice(0, 2).map((trace) => [trace.opacity ?? 1, ...trace.y.slice(0, 2)])"
     )

@@ -1,4 +1,4 @@
-"""Drawn curves keep their length bounded, and say the same as all rows."""
+"""Drawn curves have a bounded length and show the same as all rows."""
 
 import json
 

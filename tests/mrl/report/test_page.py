@@ -1,4 +1,4 @@
-"""The page says what is missing, and takes bad folders as far as they go."""
+"""The page reports what is missing and reads bad folders as far as possible."""
 
 import json
 import re
@@ -63,9 +63,9 @@ def test_names_of_an_older_version_are_shown_apart(tmp_path: Path) -> None:
 
 
 def data_of(page_text: str) -> dict:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page_text, re.S)
-    assert found is not None
-    return json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page_text, re.S)
+    assert match is not None
+    return json.loads(match[1])
 
 
 def test_no_text_of_a_run_ends_the_data_and_no_number_breaks_it(tmp_path: Path) -> None:
@@ -90,7 +90,8 @@ def test_a_page_asks_no_network_and_allows_its_own_scripts_alone(tmp_path: Path)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', head)
     assert policy is not None
     assert re.fullmatch(
-        r"default-src 'none'; script-src 'sha256-\S+' 'sha256-\S+'; style-src 'unsafe-inline'; img-src data: blob:",
+        r"default-src 'none'; script-src 'sha256-\S+' 'sha256-\S+'; style-src 'unsafe-inline'; "
+        r"img-src data: blob:",
         policy[1],
     )
     assert "src=" not in head.replace("default-src", "") and "<link" not in head
@@ -115,7 +116,6 @@ def test_a_run_without_metrics_has_a_line_in_the_terminal(tmp_path: Path) -> Non
 
 
 def test_every_metric_of_the_list_has_a_section_of_the_page() -> None:
-    """Also those of episodes, of a resumed run and of `mrl tune`."""
     firsts = {name.replace("<optim|critic>", "optim").partition("/")[0] for name in METRICS if "/" in name}
     assert firsts == {first for parts in SECTIONS.values() for first in parts}
     (figure,) = figures(["tune/loss"])[1:]
@@ -129,9 +129,9 @@ def test_what_mrl_tune_wrote_is_shown_by_the_name_of_its_run(tmp_path, capsys) -
     rows[3] |= {"preference/pair_loss": 0.7, "val/loss": 0.5, "val/rows": 9, "tune/grad_norm": float("nan")}
     write_run(tmp_path / "runs/first/tune", metrics=rows)
     assert main(["report", str(tmp_path / "runs/first"), "--out", str(tmp_path / "page.html")]) == 0
-    said = capsys.readouterr().out
-    assert "tune/loss" in said and "step    4  val/loss 0.500" in said and "reward/mean" not in said
-    assert "tune/grad_norm: no finite number in 1 rows, first at step 4" in said
+    output = capsys.readouterr().out
+    assert "tune/loss" in output and "step    4  val/loss 0.500" in output and "reward/mean" not in output
+    assert "tune/grad_norm: no finite number in 1 rows, first at step 4" in output
     data = read_run(tmp_path / "runs/first/tune", max_bytes=10)
     assert data["name"] == "first/tune"
     assert main(["diagnose", str(tmp_path / "runs/first")]) == 2

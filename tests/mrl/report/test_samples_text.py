@@ -1,4 +1,4 @@
-"""Samples as text: an episode turn by turn, nothing of it steering the terminal."""
+"""Samples as text: an episode turn by turn, without terminal control sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine that a session shares, with weights."""
+"""The session's shared engine, with weights."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,6 @@ SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=90.0)
 
 @pytest.fixture(scope="module")
 def serving(tiny_engine: EngineHost, tiny_model: Path) -> Iterator[EngineHost]:
-    """The engine with the tiny model's weights committed."""
     start = tiny_engine.call(driving.version)
     feeder = Feeder(tiny_engine.call(driving.addresses), SYNC)
     weights = read(tiny_model)

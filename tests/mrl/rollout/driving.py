@@ -1,4 +1,4 @@
-"""Functions that run inside an engine's process (`EngineHost.call`), and the reference they are compared with."""
+"""Functions that run inside an engine's process (`EngineHost.call`), and their reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ SEVERAL: dict[str, Any] = {
     "max_num_seqs": 8,
     "step_deadline_seconds": 240,
 }
-"""Settings of a small engine of several processes."""
 
 
 def generate(
@@ -37,16 +36,16 @@ def generate(
         raise
 
 
-def whole(asked: list[GenerationRequest], completions: list[Completion]) -> list[Completion]:
-    """Return the completions in the requests' order; each came once and ended."""
-    by_id = {each.request_id: each for each in completions}
-    assert sorted(by_id) == sorted(r.request_id for r in asked) and len(by_id) == len(completions)
-    assert Status.INTERRUPTED not in {each.status for each in completions}
-    return [by_id[r.request_id] for r in asked]
+def whole(requests: list[GenerationRequest], completions: list[Completion]) -> list[Completion]:
+    """Return the completions in the requests' order; check that each came once and ended."""
+    by_id = {completion.request_id: completion for completion in completions}
+    assert sorted(by_id) == sorted(r.request_id for r in requests) and len(by_id) == len(completions)
+    assert Status.INTERRUPTED not in {completion.status for completion in completions}
+    return [by_id[r.request_id] for r in requests]
 
 
 def steps(engine: RolloutEngine, requests: list[GenerationRequest], count: int) -> list[Completion]:
-    """Return what ends in so many steps, with these requests beside those that the engine has."""
+    """Submit the requests and return what ends in so many steps."""
     engine.resume()
     engine.submit(requests)
     return [completion for _ in range(count) for completion in engine.step()]
@@ -55,40 +54,40 @@ def steps(engine: RolloutEngine, requests: list[GenerationRequest], count: int) 
 def paused_after(
     engine: RolloutEngine, requests: list[GenerationRequest], count: int
 ) -> tuple[list[Completion], list[Completion]]:
-    """Return (what ended in so many steps and in the pause after them, the snapshot of the rest)."""
+    """Return (what ended in so many steps and the pause after them, the snapshot of the rest)."""
     ended = steps(engine, requests, count)
     engine.pause()
     return ended + engine.take_ended(), engine.snapshot()
 
 
 def in_segments(engine: RolloutEngine, requests: list[GenerationRequest], count: int) -> list[Completion]:
-    """Return the completions in the requests' order, of an engine that pauses after every so many steps."""
+    """Return the completions in the requests' order; the engine pauses after every `count` steps."""
     engine.resume()
     engine.submit(requests)
     ended: list[Completion] = []
     while engine.has_work:
-        ended += [each for _ in range(count) for each in engine.step()]
+        ended += [completion for _ in range(count) for completion in engine.step()]
         engine.pause()
         engine.resume()
     return whole(requests, ended)
 
 
 def rescored(engine: RolloutEngine, rows: list[list[int]]) -> list[np.ndarray]:
-    """[T - 1] log-probs of each row's tokens [T] after its first, of one pass over the row as a prompt."""
+    """Return log-probs [T - 1] of each row's tokens [T] after its first, from one pass over the row."""
     from vllm import SamplingParams
 
     vllm: Any = engine._engine
     parameters = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
     for number, row in enumerate(rows):
         vllm.add_request(str(number), {"type": "token", "prompt_token_ids": row}, parameters)
-    found: dict[int, np.ndarray] = {}
-    while len(found) < len(rows):
+    logprobs: dict[int, np.ndarray] = {}
+    while len(logprobs) < len(rows):
         for output in vllm.step():
             if output.finished:
-                row, said = rows[int(output.request_id)], output.prompt_logprobs[1:]
-                values = [entry[token].logprob for token, entry in zip(row[1:], said, strict=True)]
-                found[int(output.request_id)] = np.array(values, np.float32)
-    return [found[number] for number in range(len(rows))]
+                row, entries = rows[int(output.request_id)], output.prompt_logprobs[1:]
+                values = [entry[token].logprob for token, entry in zip(row[1:], entries, strict=True)]
+                logprobs[int(output.request_id)] = np.array(values, np.float32)
+    return [logprobs[number] for number in range(len(rows))]
 
 
 ROCM_ALONE = ("_k_scale_cpu", "_v_scale_cpu")
@@ -96,8 +95,7 @@ ROCM_ALONE = ("_k_scale_cpu", "_v_scale_cpu")
 
 
 def lost_asleep(engine: RolloutEngine) -> list[str]:
-    """Tensors of an engine's model that waking after sleep level 2 does not bring back: weights come from the trainer and vLLM
-    saves buffers; what a module, or an object it has, keeps as a plain attribute would be garbage."""
+    """Return names of model tensors that sleep level 2 loses: plain attributes, neither weight nor buffer."""
     vllm: Any = engine._engine
     (names,) = vllm.collective_rpc(_plain_tensors)
     return names
@@ -122,15 +120,15 @@ def _tensors_in(value: Any, path: str, depth: int) -> Iterator[tuple[str, torch.
     elif isinstance(value, torch.nn.Module) and depth:
         return  # has its own turn
     elif isinstance(value, (list, tuple)):
-        for number, each in enumerate(value):
-            yield from _tensors_in(each, f"{path}[{number}]", depth + 1)
+        for number, item in enumerate(value):
+            yield from _tensors_in(item, f"{path}[{number}]", depth + 1)
     elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from _tensors_in(each, f"{path}[{key!r}]", depth + 1)
+        for key, item in value.items():
+            yield from _tensors_in(item, f"{path}[{key!r}]", depth + 1)
     elif type(value).__module__.startswith("vllm.") and depth < 3 and hasattr(value, "__dict__"):
-        for name, each in vars(value).items():
+        for name, item in vars(value).items():
             if name not in ("_parameters", "_buffers", "_modules", "kv_cache"):
-                yield from _tensors_in(each, f"{path}.{name}", depth + 1)
+                yield from _tensors_in(item, f"{path}.{name}", depth + 1)
 
 
 def version(engine: RolloutEngine) -> int:
@@ -169,41 +167,40 @@ def requests(
     ]
 
 
-def share_of_own_routes(folder: Path, asked: list[GenerationRequest], answers: list[Completion]) -> float:
-    """Share of the experts in responses' rows, one for each position but the last, that transformers' routers choose there in
-    float32."""
+def share_of_own_routes(folder: Path, requests: list[GenerationRequest], answers: list[Completion]) -> float:
+    """Return the share of experts in responses' rows that transformers' float32 routers also choose."""
     import torch
 
     from tests.tiny_models import reference_model
 
     model, shares = reference_model(folder), []
-    for request, answer in zip(asked, answers, strict=True):
+    for request, answer in zip(requests, answers, strict=True):
         tokens = torch.tensor(np.concatenate([request.prompt_tokens, answer.tokens]).astype(np.int64))[None]
         with torch.no_grad():
             logits = model(tokens, output_router_logits=True).router_logits
         assert answer.routes is not None and answer.routes.missing == 0
-        told = answer.routes.layers(list(range(len(logits))))
-        chosen = torch.stack(logits, 1)[:-1].topk(told.shape[2]).indices.numpy()
-        assert told.shape == chosen.shape
-        shares.append((told[..., None] == chosen[..., None, :]).any(-1).mean())
+        experts = answer.routes.layers(list(range(len(logits))))
+        chosen = torch.stack(logits, 1)[:-1].topk(experts.shape[2]).indices.numpy()
+        assert experts.shape == chosen.shape
+        shares.append((experts[..., None] == chosen[..., None, :]).any(-1).mean())
     return float(np.mean(shares))
 
 
-def middle_gap(folder: Path, asked: list[GenerationRequest], answers: list[Completion]) -> float:
-    """The worst gap of the middle response: a router's near-tie moves single ones far."""
-    worst = [worst_gap(folder, [r], [a]) for r, a in zip(asked, answers, strict=True)]
+def middle_gap(folder: Path, requests: list[GenerationRequest], answers: list[Completion]) -> float:
+    """Return the median response's worst gap: a router's near-tie moves single responses far."""
+    worst = [worst_gap(folder, [r], [a]) for r, a in zip(requests, answers, strict=True)]
     return sorted(worst)[len(worst) // 2]
 
 
-def worst_gap(folder: Path, asked: list[GenerationRequest], answers: list[Completion]) -> float:
-    """Largest difference between the engine's log-probs and those of transformers in float32 on the same tokens."""
+def worst_gap(folder: Path, requests: list[GenerationRequest], answers: list[Completion]) -> float:
+    """Return the largest log-prob difference from transformers in float32 on the same tokens."""
     import torch
 
     from tests.tiny_models import reference_model
 
     model = reference_model(folder)
     worst = 0.0
-    for request, answer in zip(asked, answers, strict=True):
+    for request, answer in zip(requests, answers, strict=True):
         tokens = torch.tensor(np.concatenate([request.prompt_tokens, answer.tokens]).astype(np.int64))[None]
         with torch.no_grad():
             logits = model(tokens).logits[0, len(request.prompt_tokens) - 1 : -1]

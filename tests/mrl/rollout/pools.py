@@ -1,4 +1,4 @@
-"""A pool of engines in processes of their own, and whole requests through it."""
+"""A pool of engines in their own processes, and whole requests through it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ SECRET, SEED, SECONDS = b"the run's secret", 1, 120.0
 
 
 class PoolHost:
-    """A pool of served engines, in an event loop that runs while a test waits for it."""
-
     def __init__(self, hosts: Sequence[EngineHost], *, by_index: bool) -> None:
         self.hosts, self.lost = hosts, list[tuple[int, str, str]]()
         self._runner = asyncio.Runner()
@@ -28,7 +26,7 @@ class PoolHost:
             secret=SECRET,
             run_seed=SEED,
             by_index=by_index,
-            on_lost=lambda *told: self.lost.append(told),
+            on_lost=lambda *loss: self.lost.append(loss),
         )
         self.run(self._connect())
 
@@ -48,7 +46,7 @@ class PoolHost:
     async def generating(
         self, requests: Sequence[GenerationRequest]
     ) -> AsyncIterator[list[asyncio.Task[Completion]]]:
-        """Begin the requests; at the end all are whole."""
+        """Start the requests and wait until all are complete."""
         tasks = [asyncio.ensure_future(self.pool.generate(request)) for request in requests]
         await asyncio.sleep(0)
         try:
@@ -66,7 +64,7 @@ class PoolHost:
 
 
 def require_whole(request: GenerationRequest, completion: Completion) -> None:
-    """Of its length, each segment behind the tokens that it says, versions in order, and the text that of all tokens."""
+    """Check length, gapless segments, ordered versions and attempts, and the text of all tokens."""
     assert (completion.status, len(completion.tokens)) == (Status.TRUNCATED, request.max_tokens)
     sample = sample_of_completion(Prompt(0, request.prompt_tokens, "", None), 0, completion)
     bounds = [0, *(s.end for s in sample.segments)]

@@ -1,4 +1,4 @@
-"""A real engine that does not have the trainer's tensors in the trainer's shapes is refused by name; nothing is loaded."""
+"""An engine without the trainer's tensors in the trainer's shapes is refused by name; nothing is loaded."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def destinations(engine: RolloutEngine, checkpoint: list[CheckpointTensor]) -> l
 
 
 def trainers(model: Path, **changes: Any) -> list[CheckpointTensor]:
-    """The checkpoint of a trainer whose config differs from the engine's by `changes`."""
+    """Return the checkpoint of a trainer whose config differs from the engine's by `changes`."""
     hf = json.loads((model / "config.json").read_text()) | changes
     return family_of(hf).checkpoint_tensors(hf)
 

@@ -1,4 +1,4 @@
-"""An engine of two dp ranks on real vLLM: whole experts dealt out over both, requests and KV cache of its own on each."""
+"""An engine of two dp ranks on real vLLM: experts are split over both; requests and KV cache are per rank."""
 
 import asyncio
 import os
@@ -31,8 +31,7 @@ DP2 = RolloutSection.model_validate({"dp": 2, **driving.SEVERAL})
 
 
 class Pair:
-    """Both ranks of an engine, each in a process of its own, with a folder's weights; their loops are paused until a pool
-    connects."""
+    """Both ranks of an engine, each in its own process; their loops are paused until a pool connects."""
 
     def __init__(self, folder: Path, rollout: RolloutSection) -> None:
         with socket.socket() as probe:
@@ -56,7 +55,6 @@ class Pair:
             self.hosts = list(threads.map(start, range(2)))
 
     def both(self, function: Any, *shares: list[GenerationRequest]) -> list[Any]:
-        """The same call of both ranks, each with its share."""
         for host, share in zip(self.hosts, shares, strict=True):
             host.start(function, share)
         return [host.result() for host in self.hosts]
@@ -74,7 +72,7 @@ def pair(tiny_model: Path) -> Iterator[Pair]:
 
 
 def own_experts(engine: RolloutEngine) -> list[int]:
-    """Where the rank has each expert of its last layer, -1 elsewhere."""
+    """Return where the rank has each expert of its last layer, -1 elsewhere."""
     runner = engine._engine.model_executor.driver_worker.worker.model_runner
     maps = [m.expert_map for m in runner.model.modules() if getattr(m, "expert_map", None) is not None]
     return maps[-1].tolist()
@@ -96,16 +94,16 @@ def test_ranks_with_uneven_requests_give_the_models_log_probs(pair: Pair, tiny_m
 
 @pytest.mark.integration
 def test_ranks_of_one_machine_meet_where_no_other_one_gets_to(pair: Pair) -> None:
-    own = [psutil.Process(host.process.pid) for host in pair.hosts]
-    family = [*own, *(child for process in own for child in process.children(recursive=True))]
-    heard = [each for each in listeners(family) if each.startswith("SOCK_STREAM")]
-    assert heard and not [each for each in heard if each.split()[1] in ("::", "0.0.0.0")]
+    processes = [psutil.Process(host.process.pid) for host in pair.hosts]
+    family = [*processes, *(child for process in processes for child in process.children(recursive=True))]
+    heard = [listener for listener in listeners(family) if listener.startswith("SOCK_STREAM")]
+    assert heard and not [listener for listener in heard if listener.split()[1] in ("::", "0.0.0.0")]
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("busy", [0, 1])
 def test_an_idle_rank_stalls_nobody(pair: Pair, tiny_model: Path, busy: int) -> None:
-    """It has no request from the first step to the last; the next round finds both in step again."""
+    """It never has a request; the next round finds both in step again."""
     share = driving.requests(3, max_tokens=12, seed=2 + busy, ignore_stop=True)
     shares = [share if rank == busy else [] for rank in range(2)]
     answers = pair.both(driving.generate, *shares)
@@ -116,8 +114,7 @@ def test_an_idle_rank_stalls_nobody(pair: Pair, tiny_model: Path, busy: int) -> 
 def until_both_pause(
     engine: RolloutEngine, requests: list[GenerationRequest]
 ) -> tuple[int, list[Completion]]:
-    """The first rank is told to pause after three steps, the second after six: the steps until they do, and the snapshot, of
-    which nothing is left."""
+    """Ask for a pause after three steps (first rank) or six (second); return steps and snapshot."""
     engine.resume()
     engine.submit(requests)
     steps = 0
@@ -132,27 +129,26 @@ def until_both_pause(
 
 @pytest.mark.integration
 def test_both_pause_at_one_step_and_requests_continue_at_the_other(pair: Pair, tiny_model: Path) -> None:
-    """Also where one has fewer; their routes are those of the whole."""
+    """Also if one has fewer; their routes are those of the whole."""
     shares = (
         driving.requests(4, max_tokens=20, seed=7, ignore_stop=True),
         driving.requests(1, max_tokens=9, seed=8, ignore_stop=True),
     )
-    told = pair.both(until_both_pause, *shares)
-    assert [steps for steps, _ in told] == [6, 6]
+    results = pair.both(until_both_pause, *shares)
+    assert [steps for steps, _ in results] == [6, 6]
     continuing = []
-    for share, (_, parts) in zip(shares, told, strict=True):
+    for share, (_, parts) in zip(shares, results, strict=True):
         assert [(p.status, len(p.tokens)) for p in parts] == [(Status.INTERRUPTED, 6)] * len(share)
         continuing.append([next_request(r, p, SEED) for r, p in zip(share, parts, strict=True)])
-    rest = pair.both(driving.generate, continuing[1], continuing[0])[::-1]
-    for share, (_, parts), ended in zip(shares, told, rest, strict=True):
-        complete = [join_completions(part, more) for part, more in zip(parts, ended, strict=True)]
+    remaining = pair.both(driving.generate, continuing[1], continuing[0])[::-1]
+    for share, (_, parts), ended in zip(shares, results, remaining, strict=True):
+        complete = [join_completions(part, continued) for part, continued in zip(parts, ended, strict=True)]
         assert [len(c.tokens) for c in complete] == [r.max_tokens for r in share]
         assert driving.worst_gap(tiny_model, share, complete) < 1e-5
         assert driving.share_of_own_routes(tiny_model, share, complete) > 0.99
 
 
 def num_steps(engine: RolloutEngine) -> int:
-    """Of the engine's thread, which runs this."""
     return threading.current_thread().num_steps  # type: ignore[attr-defined]
 
 
@@ -160,11 +156,11 @@ def num_steps(engine: RolloutEngine) -> int:
 def test_ranks_pause_together_whenever_each_is_told_and_one_says_that_its_peer_is_gone(
     pair: Pair, tiny_model: Path
 ) -> None:
-    """The last test of this pair. In every other round the second rank has nothing to do."""
+    """The last test of this pair. In every other round the second rank is idle."""
     both, rng = PoolHost(pair.hosts, by_index=True), random.Random(2)
     pool = both.pool
-    asked = driving.requests(8, max_tokens=60, seed=20, ignore_stop=True)
-    asked += driving.requests(3, max_tokens=40, seed=21, ignore_stop=True)
+    all_requests = driving.requests(8, max_tokens=60, seed=20, ignore_stop=True)
+    all_requests += driving.requests(3, max_tokens=40, seed=21, ignore_stop=True)
 
     async def told(number: int, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -172,7 +168,7 @@ def test_ranks_pause_together_whenever_each_is_told_and_one_says_that_its_peer_i
 
     async def main() -> None:
         pool.resume()
-        for requests in (asked, asked[:8]):
+        for requests in (all_requests, all_requests[:8]):
             async with both.generating(requests) as tasks:
                 pauses = 0
                 while not all(task.done() for task in tasks):
@@ -184,7 +180,7 @@ def test_ranks_pause_together_whenever_each_is_told_and_one_says_that_its_peer_i
                     pool.resume()
                 assert pauses > 1
             assert driving.worst_gap(tiny_model, requests[:2], [task.result() for task in tasks[:2]]) < 1e-5
-        tasks = [asyncio.ensure_future(pool.generate(request)) for request in asked[:8]]
+        tasks = [asyncio.ensure_future(pool.generate(request)) for request in all_requests[:8]]
         await asyncio.sleep(0.1)
         os.kill(pair.hosts[1].process.pid, signal.SIGKILL)
         await comes_true(lambda: len(both.lost) == 2)
@@ -201,7 +197,7 @@ def test_ranks_pause_together_whenever_each_is_told_and_one_says_that_its_peer_i
 @pytest.mark.integration
 @pytest.mark.slow
 def test_latent_attention_and_a_rank_that_is_late(tmp_path: Path) -> None:
-    """The second rank is alive and never steps: the first waits for it as long as the setting says."""
+    """The second rank is alive but never steps: the first waits for as long as the setting says."""
     folder = write_model(
         tmp_path / "model", "deepseek_v3", hidden_size=64, head_dim=64, moe_intermediate_size=64
     )

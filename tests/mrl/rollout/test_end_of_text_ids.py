@@ -1,4 +1,4 @@
-"""Which tokens end a response, from a model's folder."""
+"""End-of-text ids, from a model's folder."""
 
 import json
 import types

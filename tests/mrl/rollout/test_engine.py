@@ -1,4 +1,4 @@
-"""The rollout engine on real vLLM: what it refuses, what it returns, and that it returns the model's own log-probs."""
+"""The rollout engine on real vLLM: what it refuses and returns; log-probs are the model's own."""
 
 from pathlib import Path
 
@@ -19,36 +19,36 @@ pytestmark = pytest.mark.integration
 
 
 def test_log_probs_are_those_of_transformers(serving: EngineHost, tiny_model: Path) -> None:
-    asked = driving.requests(24, ignore_stop=True)
-    answers = serving.call(driving.generate, asked)
+    requests = driving.requests(24, ignore_stop=True)
+    answers = serving.call(driving.generate, requests)
     assert all(len(a.tokens) == len(a.logprobs) == len(a.policy_versions) == 8 for a in answers)
-    assert driving.worst_gap(tiny_model, asked, answers) < 1e-4
+    assert driving.worst_gap(tiny_model, requests, answers) < 1e-4
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.7])
 def test_log_probs_are_of_the_distribution_sampled_from(
     serving: EngineHost, tiny_model: Path, temperature: float
 ) -> None:
-    asked = driving.requests(8, seed=3, temperature=temperature, ignore_stop=True)
-    assert driving.worst_gap(tiny_model, asked, serving.call(driving.generate, asked)) < 1e-4
+    requests = driving.requests(8, seed=3, temperature=temperature, ignore_stop=True)
+    assert driving.worst_gap(tiny_model, requests, serving.call(driving.generate, requests)) < 1e-4
 
 
 def test_greedy_takes_the_most_probable_token(serving: EngineHost, tiny_model: Path) -> None:
-    asked = driving.requests(6, seed=4, greedy=True, ignore_stop=True)
-    answers = serving.call(driving.generate, asked)
-    assert driving.worst_gap(tiny_model, asked, answers) < 1e-4
+    requests = driving.requests(6, seed=4, greedy=True, ignore_stop=True)
+    answers = serving.call(driving.generate, requests)
+    assert driving.worst_gap(tiny_model, requests, answers) < 1e-4
     again = serving.call(driving.generate, driving.requests(6, seed=4, greedy=True, ignore_stop=True))
     assert [a.tokens.tolist() for a in answers] == [a.tokens.tolist() for a in again]
 
 
 def test_samples_of_one_prompt_differ_and_a_seed_repeats(serving: EngineHost) -> None:
     prompt = np.arange(2, 10, dtype=np.int32)
-    asked = [
+    requests = [
         GenerationRequest(f"0.{i}", prompt, sample_seed(5, 0, i), 12, ignore_stop=True) for i in range(32)
     ]
-    first = [a.tokens.tolist() for a in serving.call(driving.generate, asked)]
+    first = [a.tokens.tolist() for a in serving.call(driving.generate, requests)]
     assert len({tuple(t) for t in first}) == 32
-    assert [a.tokens.tolist() for a in serving.call(driving.generate, asked)] == first
+    assert [a.tokens.tolist() for a in serving.call(driving.generate, requests)] == first
 
 
 def test_statuses_say_how_it_ended(serving: EngineHost) -> None:
@@ -78,26 +78,26 @@ def submit_step_abort(
 
 
 def test_requests_come_and_go_while_others_run(serving: EngineHost) -> None:
-    """Of those that are stopped, one that runs and one that waits, nothing comes; their names are free again."""
-    asked = driving.requests(4, seed=9, max_tokens=20, ignore_stop=True)
+    """Nothing comes of two aborted requests, one running and one waiting; their names are free again."""
+    requests = driving.requests(4, seed=9, max_tokens=20, ignore_stop=True)
     for _ in range(2):
-        ended, rest = serving.call(submit_step_abort, asked)
-        assert ended == [(r.request_id, 20) for r in asked[1:3]] and rest == 0
+        ended, unfinished = serving.call(submit_step_abort, requests)
+        assert ended == [(r.request_id, 20) for r in requests[1:3]] and unfinished == 0
 
 
 @pytest.mark.parametrize(
-    ("fields", "what"),
+    ("fields", "reason"),
     [
         ({"prompt_tokens": np.zeros(0, np.int32)}, "prompt of 0"),
         ({"prompt_tokens": np.ones(159, np.int32)}, "at most model.max_length = 160"),
         ({"max_tokens": 0}, "0 new tokens"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(serving: EngineHost, fields: dict, what: str) -> None:
+def test_what_cannot_run_is_refused_by_name(serving: EngineHost, fields: dict, reason: str) -> None:
     request = GenerationRequest(
         **({"request_id": "7.0", "prompt_tokens": np.ones(4, np.int32), "seed": 1, "max_tokens": 4} | fields)
     )
-    with pytest.raises(RolloutError, match=rf"request 7\.0: .*{what}"):
+    with pytest.raises(RolloutError, match=rf"request 7\.0: .*{reason}"):
         serving.call(driving.generate, [request])
 
 
@@ -133,14 +133,14 @@ def test_a_weight_sync_waits_for_no_request(serving: EngineHost) -> None:
 def test_a_new_version_forgets_the_old_ones_prefixes(
     serving: EngineHost, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Prompts longer than a KV block: a block kept from the old weights would show in the log-probs."""
-    asked = driving.requests(4, seed=12, length=140, ignore_stop=True)
-    before = serving.call(driving.generate, asked)
-    assert driving.worst_gap(tiny_model, asked, before) < 1e-4
+    """Prompts span several KV blocks: a block kept from the old weights would show in the log-probs."""
+    requests = driving.requests(4, seed=12, length=140, ignore_stop=True)
+    before = serving.call(driving.generate, requests)
+    assert driving.worst_gap(tiny_model, requests, before) < 1e-4
     other = write_model(tmp_path / "other", **ENGINE_SHAPE, seed=5)
     for folder in (other, tiny_model):
         synced(serving, [folder])
-        after = serving.call(driving.generate, asked)
-        assert driving.worst_gap(folder, asked, after) < 1e-4
+        after = serving.call(driving.generate, requests)
+        assert driving.worst_gap(folder, requests, after) < 1e-4
         assert {int(v) for a in after for v in a.policy_versions} == {serving.call(driving.version)}
     assert [a.logprobs.tolist() for a in after] == [a.logprobs.tolist() for a in before]

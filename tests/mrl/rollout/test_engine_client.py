@@ -1,4 +1,4 @@
-"""The driver's end of an engine, where the other end is scripted: what no engine of ours says, and routes that are gone."""
+"""The driver's client with a scripted engine: messages that no engine of ours sends, and lost routes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ ROUTED = engine_messages.ended(
 
 
 async def with_engine(
-    says: Callable[[Any], bytes], told: Callable[[EngineClient], Any], block_of: Any = None
+    says: Callable[[Any], bytes], action: Callable[[EngineClient], Any], block_of: Any = None
 ) -> EngineClient:
-    """Connect to what answers each message of the driver so; the client afterwards."""
+    """Connect to an engine that replies so, run the action, and return the client."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(frame(engine_messages.encode(engine_messages.Challenge(bytes(32)))))
@@ -49,7 +49,7 @@ async def with_engine(
     async with server, asyncio.timeout(60):
         await client.connect(server.sockets[0].getsockname(), b"secret")
         try:
-            await told(client)
+            await action(client)
         finally:
             client.give_up("the test ended")
     assert lost == [client.lost], "told once"
@@ -76,7 +76,7 @@ async def gone(number: int) -> Any:
     ids=["routes", "foreign", "failure"],
 )
 def test_what_ends_the_connection_ends_its_requests(message: engine_messages.EngineMessage, why: str) -> None:
-    """None waits for what will not be heard; the pause under way ends too."""
+    """No request waits for a lost response; the pause under way ends too."""
 
     async def told(client: EngineClient) -> None:
         pausing = asyncio.ensure_future(client.pause(snapshot=True))

@@ -1,5 +1,4 @@
-"""The engine's thread by a stub of the engine: the order of commands and steps, a failure, the end. The real engine in it:
-test_engine_pool.py."""
+"""The engine's thread with a stub engine: order, failure, end (real engine: test_engine_pool.py)."""
 
 from __future__ import annotations
 
@@ -20,14 +19,13 @@ SECONDS = 60.0
 
 
 class Stub:
-    """Work of so many steps, each of which waits until it is allowed; one completion at its end."""
+    """Work of so many steps, each of which waits for permission, with a completion at its end."""
 
     def __init__(self) -> None:
         self.part = SimpleNamespace(dp=1)
         self.left, self.did = 0, list[str]()
         self.allowed = threading.Semaphore(0)
         self.steps = threading.Event()
-        """Set while a step waits."""
         self.ended: list[Completion] = []
 
     @property
@@ -62,8 +60,6 @@ class Stub:
 
 
 class Heard:
-    """What a listener was told."""
-
     def __init__(self) -> None:
         self.completions: list[tuple[str, bool]] = []
         self.errors: list[BaseException] = []
@@ -94,17 +90,17 @@ def work(stub: Any, steps: int) -> None:
 
 
 def test_commands_run_in_order_between_two_steps(made: tuple[EngineLoop, Any, Heard]) -> None:
-    """None steps before `resume`; all that came during a step run before the next one."""
+    """Nothing runs before `resume`; commands that come during a step run before the next one."""
     loop, stub, heard = made
     loop.call(lambda engine: work(stub, 3)).result(SECONDS)
     assert stub.did == []
     loop.resume()
     assert stub.steps.wait(SECONDS) and loop.is_busy
-    told = [loop.call(lambda engine, n=n: stub.did.append(str(n))) for n in range(3)]
-    assert not any(each.done() for each in told)
+    futures = [loop.call(lambda engine, n=n: stub.did.append(str(n))) for n in range(3)]
+    assert not any(future.done() for future in futures)
     stub.allowed.release()
-    for each in told:
-        each.result(SECONDS)
+    for future in futures:
+        future.result(SECONDS)
     stub.allowed.release(2)
     while loop.call(lambda engine: stub.left).result(SECONDS):
         pass
@@ -114,7 +110,7 @@ def test_commands_run_in_order_between_two_steps(made: tuple[EngineLoop, Any, He
 
 
 def test_a_pause_comes_after_the_step_under_way_and_lasts(made: tuple[EngineLoop, Any, Heard]) -> None:
-    """What ended in it is heard before the pause is done; a second pause, and commands in it, are answered too."""
+    """Its completions are reported before the pause is done; further pauses and commands are answered."""
     loop, stub, heard = made
     work(stub, 5)
     loop.resume(training=False)
@@ -122,7 +118,7 @@ def test_a_pause_comes_after_the_step_under_way_and_lasts(made: tuple[EngineLoop
     both = loop.pause(), loop.pause()
     assert not both[0].done()
     stub.allowed.release(100)
-    assert [each.result(SECONDS) for each in both] == [PauseReport(3, 9)] * 2
+    assert [future.result(SECONDS) for future in both] == [PauseReport(3, 9)] * 2
     assert heard.completions == [("0.1", True)]
     assert loop.call(lambda engine: stub.left).result(SECONDS) == 4
     assert stub.did == ["resume False", "step", "pause"] and loop.num_steps == 1
@@ -136,7 +132,7 @@ def test_a_command_that_fails_is_its_callers(made: tuple[EngineLoop, Any, Heard]
 
 
 def test_after_a_step_that_fails_nothing_is_done(made: tuple[EngineLoop, Any, Heard]) -> None:
-    """It is told once; what is asked for afterwards, and what was, fails by it."""
+    """It is reported once; earlier and later calls fail with it."""
     loop, stub, heard = made
 
     def step() -> list[Completion]:
@@ -148,13 +144,13 @@ def test_after_a_step_that_fails_nothing_is_done(made: tuple[EngineLoop, Any, He
     work(stub, 5)
     loop.resume()
     assert stub.steps.wait(SECONDS)
-    asked: list[Any] = []
+    futures: list[Any] = []
     stub.allowed.release()
     assert heard.failing.wait(SECONDS)
-    asked += [loop.pause(), loop.call(lambda engine: 5), loop.pause()]
-    for each in asked:
+    futures += [loop.pause(), loop.call(lambda engine: 5), loop.pause()]
+    for future in futures:
         with pytest.raises(RolloutError, match="the engine failed before: RuntimeError: no memory"):
-            each.result(SECONDS)
+            future.result(SECONDS)
     assert [str(error) for error in heard.errors] == ["no memory"]
 
 

@@ -1,4 +1,4 @@
-"""What goes over the wire comes out as it went in, and nothing else is read."""
+"""Messages arrive as they were sent, and nothing else is read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ def request(name: str, prompt: np.ndarray, **fields: Any) -> GenerationRequest:
 
 
 def completion(name: str, lengths: list[int], status: Status, text: str = "", **fields: Any) -> Completion:
-    """One segment of each length."""
     total, ends = sum(lengths), np.cumsum(lengths).tolist()
     segments = tuple(
         ResponseSegment(end - length, end, 5 + number, number, 1, (1 << 63) - 1 - number)
@@ -46,13 +45,13 @@ def test_requests_of_one_prompt_share_its_tokens() -> None:
     ]
     message = engine_messages.submit(made)
     assert len(message.prompts) == 2 and len(engine_messages.encode(message)) < 4 * len(prompt) + 1000
-    found = engine_messages.requests_of(sent(message))
-    for ours, theirs in zip(found, made, strict=True):
+    decoded = engine_messages.requests_of(sent(message))
+    for ours, theirs in zip(decoded, made, strict=True):
         for field in dataclasses.fields(GenerationRequest):
             value, expected = getattr(ours, field.name), getattr(theirs, field.name)
             np.testing.assert_array_equal(value, expected)
             assert type(value) is type(expected)
-    assert found[0].prompt_tokens is found[3].prompt_tokens and found[0].prompt_tokens.dtype == np.int32
+    assert decoded[0].prompt_tokens is decoded[3].prompt_tokens and decoded[0].prompt_tokens.dtype == np.int32
     assert engine_messages.requests_of(sent(engine_messages.submit([]))) == []
 
 
@@ -63,14 +62,14 @@ def test_completions_come_out_as_they_went_in() -> None:
         completion("12.3", [2, 1, 2], Status.TRUNCATED),
         completion("-12.4", [1], Status.INTERRUPTED),
     ]
-    for found in (
+    for decoded in (
         engine_messages.completions_of(sent(engine_messages.ended(made, lambda block: -1))),
         engine_messages.completions_of(
             sent(engine_messages.PauseDone(4, 9, engine_messages.ended(made, lambda block: -1))).so_far
         ),
     ):
-        assert [repr(each) for each in found] == [repr(each) for each in made]
-        assert {(c.tokens.dtype.name, c.logprobs.dtype.name) for c in found} == {("int32", "float32")}
+        assert [repr(item) for item in decoded] == [repr(item) for item in made]
+        assert {(c.tokens.dtype.name, c.logprobs.dtype.name) for c in decoded} == {("int32", "float32")}
     assert engine_messages.completions_of(sent(engine_messages.ended([], lambda block: -1))) == []
 
 

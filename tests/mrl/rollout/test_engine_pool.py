@@ -1,4 +1,4 @@
-"""Real engines in processes of their own, behind their sockets: pauses, losses, strangers, and what is told of them."""
+"""Real engines in their own processes, behind sockets: pauses, losses, strangers, and what is reported."""
 
 from __future__ import annotations
 
@@ -33,21 +33,18 @@ from tests.mrl.rollout.pools import SECRET, SEED, PoolHost, comes_true
 
 pytestmark = pytest.mark.integration
 NUMBERS = itertools.count()
-"""Of prompts, each new in this file."""
 
 
 class World(PoolHost):
-    """Three engines, whose weights stay the same whatever version they are said to be of."""
+    """Three engines whose weights stay the same, whatever their version."""
 
     def __init__(self, folder: Path) -> None:
-        rollout = RolloutSection(
-            dtype="float32", enforce_eager=True, max_num_seqs=16, kv_cache_bytes=64 << 20
-        )
+        config = RolloutSection(dtype="float32", enforce_eager=True, max_num_seqs=16, kv_cache_bytes=64 << 20)
 
         def start(number: int) -> EngineHost:
             return EngineHost(
                 secret=SECRET,
-                rollout=rollout,
+                rollout=config,
                 model_path=str(folder),
                 max_length=160,
                 seed=SEED,
@@ -63,7 +60,6 @@ class World(PoolHost):
         self.version = 0
 
     def set_version(self) -> None:
-        """Engines, which are paused, say another version from here on."""
         self.version += 1
         for host in self.hosts:
             if host.process.is_alive():
@@ -84,7 +80,7 @@ def become_visible(engine: RolloutEngine, version: int) -> None:
 
 
 def num_requests(engine: RolloutEngine) -> tuple[int, int]:
-    """What the engine has, and vLLM."""
+    """Return the number of requests that the engine has, and that vLLM has."""
     return len(engine._open), engine._engine.get_num_unfinished_requests()
 
 
@@ -105,7 +101,6 @@ def world(tiny_model: Path) -> Iterator[World]:
 def asked(
     count: int, *, num_samples: int = 2, most: int = 80, validation: bool = False
 ) -> list[GenerationRequest]:
-    """Requests of so many new prompts, each of a length of its own up to `most`."""
     rng = np.random.default_rng(7)
     sampling = Sampling(num_samples, 1.0, most, SEED, lengths=lambda prompt, n: most - (7 * prompt + n) % 12)
     numbers = [-1 - next(NUMBERS) if validation else next(NUMBERS) for _ in range(count)]
@@ -115,14 +110,14 @@ def asked(
 
 
 async def begun(pool: EnginePool, requests: list[GenerationRequest]) -> dict[str, tuple[str, Completion]]:
-    """What each of the requests has and where, of which some have ten tokens on each engine; the pool is paused."""
+    """Return (engine, partial response) per request, once each engine has one of ten tokens; paused."""
     while True:
         await pool.pause(snapshot=True)
         names = [r.request_id for r in requests]
-        found = {n: (pool.where(n), part) for n in names if (part := pool.so_far(n)) is not None}
-        far = {where for where, part in found.values() if len(part.tokens) >= 10}
+        parts = {n: (pool.where(n), part) for n in names if (part := pool.so_far(n)) is not None}
+        far = {where for where, part in parts.values() if len(part.tokens) >= 10}
         if len(far) == len(pool._clients):
-            return found
+            return parts
         pool.resume()
         await asyncio.sleep(0.1)
 
@@ -130,7 +125,7 @@ async def begun(pool: EnginePool, requests: list[GenerationRequest]) -> dict[str
 def test_tokens_over_random_pauses_and_versions_are_those_of_the_model(
     world: World, tiny_model: Path
 ) -> None:
-    """96 requests over three engines; a snapshot is the beginning of what comes."""
+    """96 requests over three engines; each snapshot is the beginning of the response."""
     pool, requests, rng = world.pool, asked(48), random.Random(3)
     snapshots: list[Completion] = []
 
@@ -169,7 +164,7 @@ def test_tokens_over_random_pauses_and_versions_are_those_of_the_model(
 
 
 def test_while_training_is_held_a_validation_runs_and_nobody_is_late(world: World) -> None:
-    """Neither in a pause nor in a validation: what an engine has it may not do."""
+    """An engine is not late in a pause or a validation, as it may not work then."""
     pool, training, validation = world.pool, asked(6), asked(2, validation=True)
 
     async def lengths() -> list[int]:
@@ -195,7 +190,7 @@ def test_while_training_is_held_a_validation_runs_and_nobody_is_late(world: Worl
 
 
 def test_a_request_that_is_cancelled_leaves_its_engine(world: World) -> None:
-    """One that runs, and one that is not even sent; their names are free again."""
+    """One that runs, and one that is not sent yet; their names are free again."""
     pool, requests = world.pool, asked(2)
 
     async def main() -> None:
@@ -219,7 +214,7 @@ def test_a_request_that_is_cancelled_leaves_its_engine(world: World) -> None:
 
 
 def test_an_engine_whose_client_leaves_forgets_its_requests_and_takes_another(world: World) -> None:
-    """It stands still until that says so. Others generate what it had."""
+    """It is idle until a client resumes it; others generate what it had."""
     pool, host = world.pool, world.hosts[2]
     address = host.address
     assert address is not None
@@ -244,30 +239,30 @@ def test_an_engine_whose_client_leaves_forgets_its_requests_and_takes_another(wo
     world.lost.clear()
 
 
-def heard(address: tuple[str, int], said: bytes) -> tuple[Any, bytes]:
-    """The first message that an engine sends to a stranger, and all that comes after its answer."""
+def heard(address: tuple[str, int], answer: bytes) -> tuple[Any, bytes]:
+    """Return the first message that an engine sends to a stranger, and all that follows the answer."""
     with socket.create_connection(address, timeout=60) as stranger, stranger.makefile("rb") as stream:
         size = int.from_bytes(stream.read(4), "little")
         challenge = engine_messages.decode(stream.read(size))
-        stranger.sendall(said)
-        rest = b""
+        stranger.sendall(answer)
+        remaining = b""
         with contextlib.suppress(ConnectionResetError):
-            rest = stream.read()
-    return challenge, rest
+            remaining = stream.read()
+    return challenge, remaining
 
 
 def test_strangers_get_nothing_and_the_engine_goes_on(world: World) -> None:
     address = world.hosts[0].address
     assert address is not None
     nonces = set()
-    for said in (
+    for answer in (
         frame(engine_messages.encode(engine_messages.Proof(engine_messages.proof_of(b"guessed", bytes(32))))),
         frame(engine_messages.encode(engine_messages.Resume(True))) * 20,
         b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: somebody\r\n\r\n",
         b"\xff" * 4000,
     ):
-        challenge, rest = heard(address, said)
-        assert isinstance(challenge, engine_messages.Challenge) and rest == b""
+        challenge, remaining = heard(address, answer)
+        assert isinstance(challenge, engine_messages.Challenge) and remaining == b""
         nonces.add(challenge.nonce)
     assert len(nonces) == 4, "a proof is good for one connection"
 
@@ -302,8 +297,8 @@ def test_what_a_killed_engine_had_is_generated_elsewhere_from_the_snapshot(world
             pool.resume()
             os.kill(world.hosts[2].process.pid, signal.SIGKILL)
             completions = {c.request_id: c for c in await asyncio.gather(*tasks)}
-        (told,) = world.lost
-        assert told[0] == 2 and told[1].startswith("engine 2") and "connection" in told[1] and told[2] == ""
+        (loss,) = world.lost
+        assert loss[0] == 2 and loss[1].startswith("engine 2") and "connection" in loss[1] and loss[2] == ""
         finished = [name for name in open_there if completions[name].segments[-1].engine == 2]
         assert pool.num_started_over - before == len(open_there) - len(finished) > 0
         for name, part in there.items():

@@ -1,4 +1,4 @@
-"""Routes out of what vLLM's outputs say on GPUs: all layers in, those with experts out, and what is not there is counted."""
+"""Routes from vLLM's outputs on GPUs: only layers with experts are kept; missing rows are counted."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def output(rows: np.ndarray | None, *, drawn: int = DRAWN) -> Any:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> RoutesOnGpu:
-    """Of a model whose first layer has no experts."""
+    """Build routes of a model whose first layer has no experts."""
     return RoutesOnGpu(str(write_model(tmp_path_factory.mktemp("model"), "deepseek_v3")))
 
 
 def rows_of(count: int) -> np.ndarray:
-    """[count, 4, 2]: what vLLM gives, zeros for the first layer."""
+    """Return rows [count, 4, 2] as vLLM gives them, zeros for the first layer."""
     rows = np.arange(1, count * 8 + 1, dtype=np.uint8).reshape(count, 4, 2)
     rows[:, 0] = 0
     return rows
 
 
 def test_rows_are_of_the_positions_before_drawn_tokens(told: RoutesOnGpu) -> None:
-    """A first request's from the prompt's first position on; of one that goes on from the position before its first token."""
+    """A first request's rows begin at the prompt; a continued one's before its first new token."""
     whole, later = rows_of(PROMPT + DRAWN - 1), rows_of(DRAWN)
     first, second = told.take([("a", 0, output(whole)), ("b", PROMPT - 1, output(later))])
     assert (len(first), first.missing, len(second), second.missing) == (PROMPT + DRAWN - 1, 0, DRAWN, 0)

@@ -1,4 +1,4 @@
-"""What rollout.engine_args passes on, and what it refuses before anything starts."""
+"""rollout.engine_args: what is passed on, and what is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tests.engines import EngineHost
     ],
 )
 def test_what_cannot_be_passed_on_says_what_to_do(name: str, value: Any, fault: str) -> None:
-    (found,) = argument_faults({name: value})
-    assert found.startswith(f"rollout.engine_args.{name}: ")
-    assert fault in found
+    (message,) = argument_faults({name: value})
+    assert message.startswith(f"rollout.engine_args.{name}: ")
+    assert fault in message
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,10 @@ def test_every_fault_is_told_and_every_owned_field_exists() -> None:
         require({"blok_size": 1, "dtype": "half"})
     assert len(str(caught.value).splitlines()) == 2
     assert OWNED.keys() <= fields().keys(), "vLLM renamed a field that is ours"
-    program = "import sys, mrl.rollout.passthrough_args as e; e.require({'block_size': 1}); assert 'vllm' not in sys.modules"
+    program = (
+        "import sys, mrl.rollout.passthrough_args as e; e.require({'block_size': 1}); "
+        "assert 'vllm' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
 
 
@@ -82,7 +85,6 @@ def test_an_engine_gets_them(tiny_model: Path) -> None:
 
 @pytest.mark.integration
 def test_what_vllm_refuses_by_itself_is_wrong_input(tiny_model: Path) -> None:
-    """With vLLM's own words for it, which only it can know."""
     wanted = RolloutSection(dtype="float32", kv_cache_bytes=64 << 20, engine_args={"scheduling_policy": "x"})
     with pytest.raises(ConfigError, match=r"vLLM does not start an engine of .*: policy: Input should"):
         EngineHost(rollout=wanted, model_path=str(tiny_model), max_length=160, seed=0)

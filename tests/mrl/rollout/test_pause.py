@@ -1,4 +1,4 @@
-"""Requests over pauses: no token lost or doubled, each of the version that its stamp says, with and without the old cache."""
+"""Requests over pauses: no token is lost or doubled, each has its version, with and without the old cache."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 
 def require_whole(request: GenerationRequest, completion: Completion, length: int) -> None:
-    """All its tokens, in segments without a gap, each behind the tokens that it says."""
+    """Check that it has all its tokens, in gapless segments."""
     sample = sample_of_completion(Prompt(0, request.prompt_tokens, "", None), 0, completion)
     assert (completion.status, len(completion.tokens)) == (Status.TRUNCATED, length)
     assert [s.start for s in sample.segments] == [0, *(s.end for s in sample.segments[:-1])]
@@ -31,7 +31,7 @@ def require_whole(request: GenerationRequest, completion: Completion, length: in
 def paused_twice(
     engine: RolloutEngine, requests: list[GenerationRequest]
 ) -> tuple[list[Completion], list[int], list[PauseReport], bool]:
-    """The snapshot after nine steps, what vLLM had after each pause, what the pauses interrupted, and whether any work was left."""
+    """Return the snapshot after nine steps, vLLM's requests per pause, the pauses' reports, `has_work`."""
     engine.submit(requests)
     for _ in range(9):
         engine.step()
@@ -45,8 +45,7 @@ def paused_twice(
 def test_a_paused_request_has_the_tokens_that_it_would_have_had(
     serving: EngineHost, tiny_model: Path
 ) -> None:
-    """Up to the first pause nothing differs to the last bit; afterwards another random stream continues in the same model.
-    Of 70 requests the engine runs 64 at a time: six wait in it, and begin where others have ended."""
+    """Equal to the last bit up to the first pause. The engine runs 64 of 70 requests at a time."""
     requests = asked(70)
     at_once = serving.call(driving.generate, requests)
     parts, unfinished, paused, has_work = serving.call(paused_twice, requests)
@@ -57,9 +56,9 @@ def test_a_paused_request_has_the_tokens_that_it_would_have_had(
     for part, complete in zip(parts, at_once[:64], strict=True):
         assert part.tokens.tolist() == complete.tokens[:9].tolist()
         assert part.logprobs.tolist() == complete.logprobs[:9].tolist()
-    rest = driving.whole(requests, serving.call(driving.steps, [], 60))
-    assert [r.tokens.tolist() for r in rest[64:]] == [r.tokens.tolist() for r in at_once[64:]]
-    assert [r.tokens[:9].tolist() for r in rest[:64]] == [p.tokens.tolist() for p in parts]
+    completed = driving.whole(requests, serving.call(driving.steps, [], 60))
+    assert [r.tokens.tolist() for r in completed[64:]] == [r.tokens.tolist() for r in at_once[64:]]
+    assert [r.tokens[:9].tolist() for r in completed[:64]] == [p.tokens.tolist() for p in parts]
 
     segmented = serving.call(driving.in_segments, requests, 9)
     assert driving.worst_gap(tiny_model, requests[::9], segmented[::9]) < 1e-4
@@ -74,7 +73,7 @@ def test_a_paused_request_has_the_tokens_that_it_would_have_had(
 def held(
     engine: RolloutEngine, training: list[GenerationRequest], validation: list[GenerationRequest]
 ) -> Any:
-    """What ends while only a validation's requests run, which came before and after the pause; then the rest."""
+    """Return what ends while only validation runs, submitted before and after a pause; then the rest."""
     engine.submit([*training[:2], validation[0]])
     engine.step()
     engine.pause()
@@ -87,18 +86,17 @@ def held(
 
 
 def test_a_validation_runs_while_training_is_held(serving: EngineHost) -> None:
-    """Its prompts have negative indices."""
     training = asked(3, max_tokens=6)
     validation = [
         GenerationRequest(f"-{n}.0", np.full(4, n, np.int32), n, 6, ignore_stop=True) for n in (1, 2)
     ]
-    paused, first, work, rest = serving.call(held, training, validation)
+    paused, first, work, remaining = serving.call(held, training, validation)
     assert paused == ([], False) and sorted(first) == ["-1.0", "-2.0"] and not work
-    assert [len(r.tokens) for r in driving.whole(training, rest)] == [6] * 3
+    assert [len(r.tokens) for r in driving.whole(training, remaining)] == [6] * 3
 
 
 def with_batches_in_flight(engine: RolloutEngine, requests: list[GenerationRequest], steps: int) -> Any:
-    """vLLM's batch queue, as asynchronous scheduling has it on GPUs: a step begins a batch and does not wait for it."""
+    """Use vLLM's batch queue, as asynchronous scheduling does on GPUs: a step does not wait for its batch."""
     import collections
 
     core: Any = engine._engine.engine_core.engine_core
@@ -118,7 +116,7 @@ def with_batches_in_flight(engine: RolloutEngine, requests: list[GenerationReque
 
 @pytest.mark.parametrize("steps", [1, 6, 12])
 def test_tokens_of_a_batch_in_flight_are_taken(serving: EngineHost, steps: int) -> None:
-    """Also where they end a request: it comes after the pause, once. One that holds no request any more is taken too."""
+    """A response that ends in it comes after the pause, once. A batch without requests is taken too."""
     requests = asked(3, max_tokens=6)
     at_once = serving.call(driving.generate, requests)
     ended, in_flight, parts, left, paused = serving.call(with_batches_in_flight, requests, steps)
@@ -154,8 +152,7 @@ def test_a_stamp_that_vllm_does_not_bear_out_is_refused(serving: EngineHost) -> 
 def test_each_token_is_of_the_version_on_its_stamp(
     serving: EngineHost, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Three versions in one response: each log-prob is that of its own version's weights on all tokens before it, and far
-    from that of the version before."""
+    """Three versions in one response: each log-prob agrees with its own version's weights alone."""
     folders = folders_of(tiny_model, tmp_path)
     requests, completions, first = in_three_versions(serving, folders)
     for request, completion in zip(requests, completions, strict=True):
@@ -167,7 +164,7 @@ def test_each_token_is_of_the_version_on_its_stamp(
 def test_a_weight_sync_among_thousands_of_waiting_requests_ends_and_loses_none(
     serving: EngineHost, tiny_model: Path
 ) -> None:
-    """64 of 2,000 requests run at the pause; each is answered once, by the new version alone unless it had begun."""
+    """64 of 2,000 requests run at the pause; the others are computed by the new version alone."""
     requests, version = asked(2000, max_tokens=2), serving.call(driving.version)
     ended, parts = serving.call(driving.paused_after, requests, 1)
     assert not ended and len(parts) == 64
@@ -182,32 +179,26 @@ def test_a_weight_sync_among_thousands_of_waiting_requests_ends_and_loses_none(
 def test_a_fresh_engine_of_each_version_says_the_same_of_its_tokens(
     serving: EngineHost, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """One that never had another version, from all tokens before each in one pass."""
+    """Such an engine scores all tokens in one pass."""
     folders = folders_of(tiny_model, tmp_path)
-    requests, completions, first = in_three_versions(serving, folders)
-    rows = [
-        [*q.prompt_tokens.tolist(), *r.tokens.tolist()] for q, r in zip(requests, completions, strict=True)
-    ]
+    requests, responses, first = in_three_versions(serving, folders)
+    rows = [[*q.prompt_tokens.tolist(), *r.tokens.tolist()] for q, r in zip(requests, responses, strict=True)]
     worst, nearest_other = 0.0, []
     for version, folder in enumerate(folders, first):
         fresh = fresh_engine(folder)
         scored = fresh.call(driving.rescored, rows)
         fresh.close()
-        for request, completion, said in zip(requests, completions, scored, strict=True):
-            gap = abs(said[len(request.prompt_tokens) - 1 :] - completion.logprobs)
-            own = completion.policy_versions == version
-            worst = max(worst, float(gap[own].max()))
-            nearest_other.append(gap[~own].mean())
+        for request, completion, logprobs in zip(requests, responses, scored, strict=True):
+            gap = abs(logprobs[len(request.prompt_tokens) - 1 :] - completion.logprobs)
+            same_version = completion.policy_versions == version
+            worst = max(worst, float(gap[same_version].max()))
+            nearest_other.append(gap[~same_version].mean())
     assert worst < 1e-5 and min(nearest_other) > 0.1
 
 
 def fresh_engine(folder: Path) -> EngineHost:
-    """Of a folder's own weights."""
     rollout = RolloutSection(dtype="float32", enforce_eager=True, max_num_seqs=64, kv_cache_bytes=64 << 20)
     return EngineHost(rollout=rollout, model_path=str(folder), max_length=160, seed=1, real_weights=True)
-
-
-# -- stream.kv_cache: keep ---------------------------------------------------------------------------------------------
 
 
 def keep(engine: RolloutEngine, yes: bool) -> None:
@@ -222,7 +213,7 @@ def keeping(serving: EngineHost) -> Iterator[EngineHost]:
 
 
 def test_without_a_sync_a_kept_request_is_one_that_was_never_paused(keeping: EngineHost) -> None:
-    """To the last bit, in one segment: the same cache and the same random stream. Six of 70 wait in the engine."""
+    """Equal to the last bit, in one segment. Six of 70 requests wait in the engine."""
     requests = asked(70)
     at_once = keeping.call(driving.generate, requests)
     segmented = keeping.call(driving.in_segments, requests, 9)
@@ -232,13 +223,12 @@ def test_without_a_sync_a_kept_request_is_one_that_was_never_paused(keeping: Eng
         assert ours.logprobs.tolist() == theirs.logprobs.tolist()
     _, parts = keeping.call(driving.paused_after, requests[:3], 5)
     assert [p.tokens.tolist() for p in parts] == [r.tokens[:5].tolist() for r in at_once[:3]]
-    rest = driving.whole(requests[:3], keeping.call(driving.steps, [], 40))
-    assert [r.tokens.tolist() for r in rest] == [r.tokens.tolist() for r in at_once[:3]]
+    completed = driving.whole(requests[:3], keeping.call(driving.steps, [], 40))
+    assert [r.tokens.tolist() for r in completed] == [r.tokens.tolist() for r in at_once[:3]]
 
 
 def test_the_cache_of_earlier_versions_stays(keeping: EngineHost, tiny_model: Path, tmp_path: Path) -> None:
-    """vLLM itself says which weights drew each token, and the segments say the same. Log-probs of a response's first version are
-    its weights'; the later ones are of no version, as docs/asynchrony.md says."""
+    """Segments agree with vLLM; only the first version's log-probs are exact (docs/asynchrony.md)."""
     folders = folders_of(tiny_model, tmp_path)
     requests, completions, first = in_three_versions(keeping, folders)
     for request, completion in zip(requests, completions, strict=True):
@@ -252,7 +242,7 @@ def test_the_cache_of_earlier_versions_stays(keeping: EngineHost, tiny_model: Pa
 
 
 def test_nobody_else_finds_an_old_cache(keeping: EngineHost, tiny_model: Path, tmp_path: Path) -> None:
-    """A new request of a kept one's prompt, a block of the cache long, is computed by the new weights alone, beside it."""
+    """A new request with a kept one's prompt, a full block, is computed by the new weights alone."""
     other = folders_of(tiny_model, tmp_path)[1]
     prompt = np.random.default_rng(3).integers(2, 131, 136).astype(np.int32)
     kept, new = (
@@ -263,5 +253,5 @@ def test_nobody_else_finds_an_old_cache(keeping: EngineHost, tiny_model: Path, t
     synced(keeping, [other])
     both = driving.whole([kept, new], keeping.call(driving.steps, [new], 20))
     assert driving.worst_gap(other, [new], [both[1]]) < 1e-4
-    assert [len(each.tokens) for each in both] == [12, 12]
+    assert [len(completion.tokens) for completion in both] == [12, 12]
     synced(keeping, [tiny_model])

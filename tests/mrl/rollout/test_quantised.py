@@ -1,4 +1,4 @@
-"""Engines that cannot have quantised weights are named before they start; the others are told exactly what to quantise."""
+"""Engines that cannot have quantised weights are refused before they start; others get exact settings."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ def test_a_folder_of_float8_weights_serves_wide_ones_unless_asked_for_or_read_it
 
 
 def test_an_engine_that_reads_float8_weights_is_told_of_what_has_no_scales(tmp_path: Path) -> None:
-    """Whatever the folder calls its tensors, and whether or not its own list is whole."""
+    """The list is complete for all tensor names, even if the folder's own list is not."""
     source = write_model(tmp_path / "source", "qwen3_5_moe", dtype=torch.bfloat16)
     publish(source, tmp_path / "published", tmp_path / "wide")
     settings = told(str(tmp_path / "published"), real_weights=True)["quantization_config"]
@@ -71,7 +71,7 @@ def test_a_folder_of_int4_weights_serves_wide_ones_and_is_read_itself_by_gpus(tm
 def test_a_folder_of_mxfp4_weights_serves_wide_ones_unless_it_is_read_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's gpt-oss asks any `quantization_config` for its method, also one that is null."""
+    """vLLM's gpt-oss reads the method of any `quantization_config`, even a null one."""
     published = folder(tmp_path, quantization_config={"quant_method": "mxfp4"})
     assert told(published) == {"quantization_config": {"quant_method": ""}}
     assert told(published, real_weights=True) == {}

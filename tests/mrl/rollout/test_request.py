@@ -1,4 +1,4 @@
-"""Requests and completions: budgets, seeds, order, and that a sample holds what the engines ran."""
+"""Requests and completions: budgets, seeds, order; a sample holds what the engines ran."""
 
 import dataclasses
 
@@ -68,20 +68,20 @@ def test_three_segments_are_one_response() -> None:
     assert repr(completion_of(sample)) == repr(complete)
 
 
-@pytest.mark.parametrize("own", [[], [8, 9]], ids=["first", "continuing"])
-def test_the_budget_and_the_random_stream_continue(own: list[int]) -> None:
-    """Also of a request that continues what another engine generated."""
+@pytest.mark.parametrize("prefix", [[], [8, 9]], ids=["first", "continuing"])
+def test_the_budget_and_the_random_stream_continue(prefix: list[int]) -> None:
+    """Also for a request that continues another engine's response."""
     request = dataclasses.replace(
-        asked(1), own_tokens=np.array(own, np.int32), attempt=len(own), max_tokens=10 - len(own)
+        asked(1), own_tokens=np.array(prefix, np.int32), attempt=len(prefix), max_tokens=10 - len(prefix)
     )
     first = make_completion(request, [1, 2, 3], status=PARKED)
     again = next_request(request, first, SEED)
-    assert again.engine_prompt().tolist() == [*PROMPTS[1].tokens.tolist(), *own, 1, 2, 3]
-    assert (again.max_tokens, again.attempt) == (7 - len(own), len(own) + 1)
-    assert again.seed == sample_seed(SEED, 1, 1, len(own) + 1)
+    assert again.engine_prompt().tolist() == [*PROMPTS[1].tokens.tolist(), *prefix, 1, 2, 3]
+    assert (again.max_tokens, again.attempt) == (7 - len(prefix), len(prefix) + 1)
+    assert again.seed == sample_seed(SEED, 1, 1, len(prefix) + 1)
     second = next_request(request, join_completions(first, make_completion(again, [4], status=PARKED)), SEED)
-    assert (second.max_tokens, second.attempt) == (6 - len(own), len(own) + 2)
-    assert second.own_tokens.tolist() == [*own, 1, 2, 3, 4]
+    assert (second.max_tokens, second.attempt) == (6 - len(prefix), len(prefix) + 2)
+    assert second.own_tokens.tolist() == [*prefix, 1, 2, 3, 4]
 
 
 def test_a_request_without_a_token_is_made_again_as_it_was() -> None:
@@ -95,7 +95,7 @@ def test_a_request_without_a_token_is_made_again_as_it_was() -> None:
 
 
 def test_routes_of_the_segments_follow_each_other() -> None:
-    """A request that continues has rows from the position on that led to its first token."""
+    """A continued request has rows from the position that led to its first token."""
     request = asked()
     first = make_completion(request, [11, 12, 13], status=PARKED)
     again = next_request(request, first, SEED)

@@ -1,4 +1,4 @@
-"""Where requests go: by index, or to the engine with the least to do; a prompt's requests stay together."""
+"""Routing of requests: by index or to the least busy engine; a prompt's requests stay together."""
 
 from mrl.rollout.router import Router
 
@@ -11,7 +11,6 @@ def serving(count: int, *, by_index: bool) -> Router:
 
 
 def send(router: Router, prompt: int, count: int = 1) -> int:
-    """The one engine of so many requests."""
     (engine,) = {router.send(prompt) for _ in range(count)}
     return engine
 
@@ -39,7 +38,7 @@ def test_a_prompt_goes_to_the_engine_with_the_fewest_requests() -> None:
 
 
 def test_a_prompts_requests_stay_with_their_engine_until_caches_are_emptied() -> None:
-    """While they are unfinished, over new weights too."""
+    """Until they finish, over new weights too."""
     router = serving(2, by_index=False)
     assert [send(router, 4, 3), send(router, 5)] == [0, 1]
     end(router, 4, 0, 3)
@@ -67,7 +66,7 @@ def test_what_a_lost_engine_had_goes_elsewhere_until_another_has_its_place() -> 
 
 
 def test_a_preferred_engine_takes_a_prompt_while_it_serves() -> None:
-    """As by the driver's count of all engines, of which a rollout worker has some."""
+    """The driver counts all engines, a rollout worker only some."""
     router = Router(4, by_index=True)
     for engine in (1, 3):
         router.add(engine)

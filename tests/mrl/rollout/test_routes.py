@@ -1,6 +1,4 @@
-"""Engines say which experts each position visited, whatever became of its request; a trainer that takes them computes the
-engine's log-probs, at every token.
-"""
+"""Engines report each position's experts over pauses and preemptions; a trainer that takes them agrees."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ MAX_TOKENS = 40
 
 
 def asked(*, prompts: int, samples: int, length: int) -> list[GenerationRequest]:
-    """Requests in groups of one prompt; the first 128 tokens of two groups' prompts, blocks of the cache, are the same."""
+    """Return requests, several per prompt; every two prompts share 128 tokens (cache blocks)."""
     rng = np.random.default_rng(0)
     made = rng.integers(2, 131, (prompts, length)).astype(np.int32)
     made[1::2, :128] = made[::2, :128]
@@ -40,8 +38,7 @@ def asked(*, prompts: int, samples: int, length: int) -> list[GenerationRequest]
 def answered(
     engine: RolloutEngine, requests: list[GenerationRequest], steps: int
 ) -> tuple[list[Completion], dict[str, int]]:
-    """The completions, of an engine that pauses after every so many steps; how often a prompt was seen half computed, how often
-    requests were preempted, and by how many at once the prefix cache's blocks were used."""
+    """Return the completions and how often prompts were split, requests preempted and cache blocks shared."""
     core: Any = engine._engine.engine_core.engine_core
     seen = {"split": 0, "preempted": 0, "shared": 0}
     preemptions: dict[str, int] = {}
@@ -54,14 +51,13 @@ def answered(
                 preemptions[request.request_id] = request.num_preemptions
                 seen["split"] += 0 < request.num_computed_tokens < request.num_prompt_tokens
             blocks = [core.scheduler.kv_cache_manager.get_blocks(name).blocks[0] for name in preemptions]
-            seen["shared"] = max([seen["shared"], *(block.ref_cnt for own in blocks for block in own)])
+            seen["shared"] = max([seen["shared"], *(block.ref_cnt for table in blocks for block in table)])
         engine.pause()
         engine.resume()
     return driving.whole(requests, ended), seen | {"preempted": sum(preemptions.values())}
 
 
 def batch_of(requests: list[GenerationRequest], responses: list[Completion]) -> TrainBatch:
-    """All tokens, with the engine's log-probs and routes."""
     tokens = [
         np.concatenate([r.prompt_tokens, a.tokens]).tolist() for r, a in zip(requests, responses, strict=True)
     ]
@@ -92,7 +88,7 @@ def engine(model: Path, **rollout: Any) -> EngineHost:
 
 @pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_trainer_that_takes_the_engines_routes_agrees_at_every_token(tiny_model: Path, tp: int) -> None:
-    """With prompts split over passes, requests preempted and paused, and prompts found in the prefix cache."""
+    """Prompts are split over passes and found in the prefix cache; requests are preempted and paused."""
     host = engine(tiny_model, tp=tp, kv_cache_bytes=1 << 20, engine_args={"block_size": 32})
     requests = asked(prompts=4, samples=3, length=140)
     responses, seen = host.call(answered, requests, 40)
@@ -101,17 +97,17 @@ def test_a_trainer_that_takes_the_engines_routes_agrees_at_every_token(tiny_mode
     assert any(len(r.segments) > 1 for r in responses)
     batch = batch_of(requests, responses)
     assert [len(r) for r in batch.routes or ()] == [140 + MAX_TOKENS - 1] * len(requests)
-    (found,) = run_ranks(replays.gaps, 1, str(tiny_model), {}, batch, {"dtype": "float32"})
+    (result,) = run_ranks(replays.gaps, 1, str(tiny_model), {}, batch, {"dtype": "float32"})
     print(
-        {name: float(found[name].max()) for name in ("taken", "own")}, found["metrics"]["routing/agreement"]
+        {name: float(result[name].max()) for name in ("taken", "own")}, result["metrics"]["routing/agreement"]
     )
-    assert found["taken"].max() < 1e-5
-    assert found["metrics"]["routing/agreement"] > 0.999
+    assert result["taken"].max() < 1e-5
+    assert result["metrics"]["routing/agreement"] > 0.999
 
 
 @pytest.mark.slow
 def test_in_bfloat16_the_distance_falls_at_least_to_a_third(tmp_path: Path) -> None:
-    """k3 KL of the trainer from the engine; and no token is off by more than 0.05."""
+    """Compare k3 KL of trainer and engine; no token is off by more than 0.05."""
     changes = {"num_hidden_layers": 8, "num_experts": 32, "num_experts_per_tok": 4, "initializer_range": 0.05}
     model = write_model(tmp_path / "model", **ENGINE_SHAPE | {"hidden_size": 128}, **changes)
     host = engine(model, dtype="bfloat16", kv_cache_bytes=64 << 20, max_num_seqs=48)
@@ -120,8 +116,8 @@ def test_in_bfloat16_the_distance_falls_at_least_to_a_third(tmp_path: Path) -> N
     host.close()
     batch = batch_of(requests, responses)
     layout = {"tp": 2, "ep": 2}
-    (found, *_) = run_ranks(replays.gaps, 2, str(model), layout, batch, {"dtype": "bfloat16"})
-    k3 = {name: float((np.expm1(gap) - gap).mean()) for name, gap in found["signed"].items()}
-    print(k3, {name: float(np.abs(gap).max()) for name, gap in found["signed"].items()}, found["metrics"])
+    (result, *_) = run_ranks(replays.gaps, 2, str(model), layout, batch, {"dtype": "bfloat16"})
+    k3 = {name: float((np.expm1(gap) - gap).mean()) for name, gap in result["signed"].items()}
+    print(k3, {name: float(np.abs(gap).max()) for name, gap in result["signed"].items()}, result["metrics"])
     assert k3["taken"] < k3["own"] / 3
-    assert found["taken"].max() < 0.05 < found["own"].max()
+    assert result["taken"].max() < 0.05 < result["own"].max()

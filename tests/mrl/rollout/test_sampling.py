@@ -1,4 +1,4 @@
-"""Truncated sampling and stop texts on a real engine: what is drawn, what is reported of it, and where a response ends."""
+"""Truncated sampling and stop texts on a real engine: what is drawn and reported, where responses end."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ STOPS = ("b", *(f"a{c}" for c in CHARACTERS[2:80]))
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose tokens are characters, besides padding, end and unknown."""
+    """Write a random model whose tokens are characters, padding, end and unknown."""
     folder = write_model(tmp_path_factory.mktemp("sampling"), **ENGINE_SHAPE)
     (folder / "text.jsonl").write_text(json.dumps({"text": CHARACTERS}) + "\n")
     assert write_characters([folder / "text.jsonl"], folder) == VOCAB
@@ -41,7 +41,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def truncating(model: Path) -> Iterator[EngineHost]:
-    """Its log-probs are those of an engine that is told of truncation in its configuration."""
     host = EngineHost(
         rollout=RolloutSection(
             dtype="float32",
@@ -65,16 +64,16 @@ def truncating(model: Path) -> Iterator[EngineHost]:
 def ranks_and_mass(
     model: Path, request: GenerationRequest, answer: Completion
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each token: how many are likelier, their probability together, and its own in units of the likeliest one's."""
+    """Return per token: the number and mass of likelier tokens, and its probability / the largest."""
     policy = transformers.AutoModelForCausalLM.from_pretrained(
         model, dtype=torch.float32, attn_implementation="eager"
     )
     tokens = torch.tensor(np.concatenate([request.prompt_tokens, answer.tokens]).astype(np.int64))[None]
     with torch.no_grad():
         p = policy(tokens).logits[0, len(request.prompt_tokens) - 1 : -1].softmax(-1)
-    own = p.gather(1, torch.tensor(answer.tokens).long()[:, None])
-    likelier = p > own
-    return likelier.sum(-1).numpy(), (p * likelier).sum(-1).numpy(), (own[:, 0] / p.max(-1).values).numpy()
+    drawn = p.gather(1, torch.tensor(answer.tokens).long()[:, None])
+    likelier = p > drawn
+    return likelier.sum(-1).numpy(), (p * likelier).sum(-1).numpy(), (drawn[:, 0] / p.max(-1).values).numpy()
 
 
 @pytest.mark.parametrize(
@@ -83,11 +82,11 @@ def ranks_and_mass(
 def test_truncated_samples_carry_the_log_probs_of_the_whole_vocabulary(
     truncating: EngineHost, model: Path, truncation: dict[str, float]
 ) -> None:
-    """Those the trainer recomputes: no kept mass is in the difference, which every correction takes for a mismatch."""
-    asked = driving.requests(16, seed=21, max_tokens=12, ignore_stop=True, **truncation)
-    answers = truncating.call(driving.generate, asked)
-    assert driving.worst_gap(model, asked, answers) < 1e-4
-    facts = [ranks_and_mass(model, r, a) for r, a in zip(asked, answers, strict=True)]
+    """They equal the trainer's: with the truncated normaliser they would look like a mismatch."""
+    requests = driving.requests(16, seed=21, max_tokens=12, ignore_stop=True, **truncation)
+    answers = truncating.call(driving.generate, requests)
+    assert driving.worst_gap(model, requests, answers) < 1e-4
+    facts = [ranks_and_mass(model, r, a) for r, a in zip(requests, answers, strict=True)]
     ranks, mass, share = (np.concatenate(column) for column in zip(*facts, strict=True))
     assert mass.max() <= truncation.get("top_p", 1.0) + 1e-5
     assert ranks.max() < truncation.get("top_k", VOCAB)
@@ -95,9 +94,9 @@ def test_truncated_samples_carry_the_log_probs_of_the_whole_vocabulary(
 
 
 def test_stop_texts_end_a_response_that_keeps_them(truncating: EngineHost, model: Path) -> None:
-    """Also one of two tokens; all the tokens were the policy's, so all of them are in the response and in its log-probs."""
-    asked = driving.requests(64, seed=22, max_tokens=120)
-    answers = truncating.call(driving.generate, asked)
+    """Stop texts of one and two tokens stay in the response and its log-probs: the policy wrote them."""
+    requests = driving.requests(64, seed=22, max_tokens=120)
+    answers = truncating.call(driving.generate, requests)
     texts = decoder(transformers.AutoTokenizer.from_pretrained(model), (1, 2))([a.tokens for a in answers])
     ended = [
         text
@@ -109,7 +108,7 @@ def test_stop_texts_end_a_response_that_keeps_them(truncating: EngineHost, model
         assert len(answer.logprobs) == len(answer.tokens)
         before = text[:-1] if answer.status is Status.FINISHED and answer.tokens[-1] != 1 else text
         assert not any(stop in before for stop in STOPS)
-    assert driving.worst_gap(model, asked[:8], answers[:8]) < 1e-4
+    assert driving.worst_gap(model, requests[:8], answers[:8]) < 1e-4
     free = truncating.call(driving.generate, driving.requests(4, seed=22, max_tokens=120, ignore_stop=True))
     assert {a.status for a in free} == {Status.TRUNCATED}
 
@@ -125,9 +124,9 @@ def test_a_stop_token_of_the_configuration_ends_a_response_that_keeps_it(truncat
 def test_a_stop_text_that_begins_before_a_pause_ends_the_response(
     truncating: EngineHost, model: Path
 ) -> None:
-    """Paused after every token: each stop text of two tokens lies across a pause."""
-    asked = driving.requests(48, seed=22, max_tokens=40)
-    answers = truncating.call(driving.in_segments, asked, 1)
+    """Paused after every token: each stop text of two tokens spans a pause."""
+    requests = driving.requests(48, seed=22, max_tokens=40)
+    answers = truncating.call(driving.in_segments, requests, 1)
     texts = decoder(transformers.AutoTokenizer.from_pretrained(model), (1, 2))([a.tokens for a in answers])
     ended = {stop for stop in STOPS for text in texts if text.endswith(stop)}
     assert {len(stop) for stop in ended} == {1, 2}
@@ -135,24 +134,22 @@ def test_a_stop_text_that_begins_before_a_pause_ends_the_response(
     assert all(len(a.segments) == len(a.tokens) for a in answers)
 
 
-# -- half characters ---------------------------------------------------------------------------------------------------
-
 LEADS = [chr(byte) for byte in range(0xC2, 0xD2)]
-"""Bytes that begin a character of two, by their letters in a byte-level vocabulary."""
+"""First bytes of two-byte characters, as letters of a byte-level vocabulary."""
 TWO_BYTES = tuple(chr(code) for code in range(0xC0, 0x180))
 """Characters of the bytes 0xC3 to 0xC5 and one more."""
 
 
 @pytest.fixture(scope="module")
 def of_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose tokens are bytes: one in eight begins a character, one in two can end it."""
+    """Write a random model whose tokens are bytes: 1 in 8 begins a character, 1 in 2 can end it."""
     folder = write_model(tmp_path_factory.mktemp("bytes"), **ENGINE_SHAPE)
     byte_level(VOCAB).save_pretrained(folder)
     return folder
 
 
 def byte_level(size: int = 259) -> transformers.PreTrainedTokenizerFast:
-    """Padding, end, and a token for each byte, those of two-byte characters first."""
+    """Build a tokenizer of padding, end and all bytes, those of two-byte characters first."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     spelled = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
     spelled.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -165,37 +162,37 @@ def byte_level(size: int = 259) -> transformers.PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("kind", ["fast", "slow"])
 def test_the_text_of_a_response_that_continues_is_that_of_one_request(kind: str) -> None:
-    """Cut at every token, also inside of a character; vLLM reads the tokens of either kind of tokenizer in its own way."""
+    """Cut at every token, even within a character; vLLM decodes both kinds of tokenizer differently."""
     tokenizer: Any = byte_level() if kind == "fast" else transformers.ByT5Tokenizer()
     assert uses_fast_detokenizer(tokenizer) == (kind == "fast")
-    prompt, own = (
+    prompt, response = (
         np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
         for text in ("to 2 語 and ", "x √, 2 語")
     )
-    for cut in range(len(own)):
-        request = GenerationRequest("1.0", prompt, 1, 99, own_tokens=own[:cut])
+    for cut in range(len(response)):
+        request = GenerationRequest("1.0", prompt, 1, 99, own_tokens=response[:cut])
         parameters = vllm_convert.sampling_params(request, stop=(), texts=("2 語",))
         state = goes_on(tokenizer, request, parameters)
         vllm_convert.restore_detokenizer(state, tokenizer, parameters, request)
-        stops = [state.detokenizer.update([token], False) for token in own[cut:].tolist()]
-        assert stops == [None] * (len(own) - cut - 1) + ["2 語"]
+        stops = [state.detokenizer.update([token], False) for token in response[cut:].tolist()]
+        assert stops == [None] * (len(response) - cut - 1) + ["2 語"]
         assert state.detokenizer.output_text == "x √, "
-        assert state.detokenizer.num_output_tokens() == len(own) - cut
+        assert state.detokenizer.num_output_tokens() == len(response) - cut
 
 
 def goes_on(tokenizer: Any, request: GenerationRequest, parameters: Any) -> Any:
-    """What vLLM's output processor has of a request that it was just given."""
-    told: Any = types.SimpleNamespace(
+    """Return the state of vLLM's output processor for a new request."""
+    core_request: Any = types.SimpleNamespace(
         request_id=request.request_id,
         prompt_token_ids=request.engine_prompt().tolist(),
         prompt_embeds=None,
         sampling_params=parameters,
     )
-    return types.SimpleNamespace(detokenizer=IncrementalDetokenizer.from_new_request(tokenizer, told))
+    return types.SimpleNamespace(detokenizer=IncrementalDetokenizer.from_new_request(tokenizer, core_request))
 
 
 def test_a_stop_text_of_the_prompt_ends_no_response_that_is_paused_inside_a_character(of_bytes: Path) -> None:
-    """Paused after every token, thus between the bytes of each character."""
+    """Paused after every token, so between the bytes of each character."""
     host = EngineHost(
         rollout=RolloutSection(
             dtype="float32", enforce_eager=True, kv_cache_bytes=64 << 20, max_num_seqs=64, stop=TWO_BYTES
@@ -207,18 +204,18 @@ def test_a_stop_text_of_the_prompt_ends_no_response_that_is_paused_inside_a_char
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(of_bytes)
     prompt = np.array(tokenizer.encode("é"), np.int32)
-    asked = [
+    requests = [
         dataclasses.replace(r, prompt_tokens=np.concatenate([r.prompt_tokens, prompt]))
         for r in driving.requests(48, seed=23, max_tokens=24)
     ]
     try:
-        answers = host.call(driving.in_segments, asked, 1)
+        answers = host.call(driving.in_segments, requests, 1)
     finally:
         host.close()
     texts = decoder(tokenizer)([a.tokens for a in answers])
     assert {a.status for a in answers} == {Status.FINISHED, Status.TRUNCATED}
     assert any(0x180 <= ord(c) < 0x480 for text in texts for c in text), "a character that is no stop text"
     for answer, text in zip(answers, texts, strict=True):
-        found = [stop for stop in TWO_BYTES if stop in text]
-        assert (answer.status is Status.FINISHED) == bool(found)
-        assert all(text.endswith(stop) for stop in found)
+        stops = [stop for stop in TWO_BYTES if stop in text]
+        assert (answer.status is Status.FINISHED) == bool(stops)
+        assert all(text.endswith(stop) for stop in stops)

@@ -1,4 +1,4 @@
-"""An engine's folder and the segments it names go when its process ends, also by SIGKILL, and nothing else goes."""
+"""An engine's folder and its segments go when its process ends, even by SIGKILL; nothing else goes."""
 
 import multiprocessing
 import os
@@ -27,7 +27,7 @@ def own(root: Path, segments: Path, pipe: Any) -> None:
 
 
 def make(folder: Path, segments: Path) -> None:
-    """As vLLM leaves it: a rendezvous file, a segment named after it, and one listed by name."""
+    """Leave what vLLM leaves: a rendezvous file, a segment named after it, and a listed one."""
     (folder / "vllm_dist_ab12").touch()
     (segments / "vllm_dist_ab12-tp_0-[0-1]-cpushm").touch()
     (segments / "psm_a b").touch()
@@ -43,7 +43,7 @@ def wait_for(condition, seconds: float = 120.0) -> None:
 
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[Path, Path]:
-    """(temporary folder, folder of segments with one of a stranger in it)."""
+    """Return (temporary folder, folder of segments with a stranger's segment)."""
     root, segments = tmp_path / "tmp", tmp_path / "shm"
     root.mkdir()
     segments.mkdir()
@@ -90,7 +90,7 @@ def test_the_next_start_sweeps_what_is_left_when_the_remover_died_too(places: tu
 
 
 def test_only_segments_that_vllm_names_are_removed(places: tuple[Path, Path], tmp_path: Path) -> None:
-    """Whatever a folder of an engine has in its list."""
+    """Other names in the engine folder's list are ignored."""
     root, segments = places
     folder = root / "mrl-engine-999999999-1-ab"  # no process has such a number
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The seeds of a run: no two samples of it share one."""
+"""Seeds: no two samples of a run share one."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""What an engine answers does not depend on how many tokens it computes in one pass, nor on how much fits its KV cache."""
+"""Responses do not depend on the number of tokens per pass or on the size of the KV cache."""
 
 import dataclasses
 import types
@@ -17,7 +17,7 @@ from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
 NARROW = {"max_num_batched_tokens": 64, "kv_cache_bytes": 1 << 20}
-"""64 tokens in a pass, and a KV cache of four blocks of 128 tokens (tp 1; eight with tp 2)."""
+"""64 tokens per pass, and a KV cache of four blocks of 128 tokens (eight with tp 2)."""
 ASKED = {
     "together longer than a pass": driving.requests(32, seed=1, length=40, ignore_stop=True),
     "each longer than a pass": driving.requests(6, seed=2, length=200, ignore_stop=True),
@@ -39,8 +39,7 @@ def engine(model: Path, **rollout: Any) -> EngineHost:
 def generate_and_count(
     engine: RolloutEngine, requests: list[GenerationRequest]
 ) -> tuple[list[Completion], int, int]:
-    """The responses in the requests' order, how often a prompt was seen half computed between two steps, and how often
-    requests were preempted."""
+    """Return the ordered responses, the number of half-computed prompts between steps, and of preemptions."""
     scheduler: Any = engine._engine.engine_core.engine_core.scheduler
     finished: list[Completion] = []
     preemptions: dict[str, int] = {}
@@ -56,7 +55,7 @@ def generate_and_count(
 
 @pytest.fixture(scope="module")
 def expected(tiny_model: Path) -> dict[str, list[Completion]]:
-    """The answers of an engine that computes every prompt in one pass and preempts nothing."""
+    """Return the responses of an engine that computes each prompt in one pass and preempts nothing."""
     host = engine(tiny_model)
     answers = {name: host.call(generate_and_count, requests) for name, requests in ASKED.items()}
     host.close()
@@ -66,7 +65,6 @@ def expected(tiny_model: Path) -> dict[str, list[Completion]]:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
 def narrow(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[EngineHost]:
-    """With tp 2 vLLM samples in worker processes of its own."""
     host = engine(tiny_model, tp=request.param, **NARROW)
     yield host
     host.close()
@@ -76,7 +74,7 @@ def narrow(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[EngineH
 def test_a_split_or_preempted_prompt_has_the_tokens_of_a_whole_one(
     narrow: EngineHost, expected: dict[str, list[Completion]], case: str
 ) -> None:
-    """Log-probs agree to rounding only: a matrix product of other rows rounds differently."""
+    """Log-probs agree to rounding only, as a product with other rows rounds differently."""
     responses, split, preempted = narrow.call(generate_and_count, ASKED[case])
     assert split and (preempted > 0) == (case == "outgrowing the cache")
     assert [r.tokens.tolist() for r in responses] == [r.tokens.tolist() for r in expected[case]]
@@ -91,19 +89,17 @@ def test_a_split_or_preempted_prompt_has_the_tokens_of_a_whole_one(
 def test_requests_that_continue_are_computed_as_whole_ones(
     narrow: EngineHost, tiny_model: Path, case: str
 ) -> None:
-    """What a request had produced before a pause is prompt after it: split over passes, preempted, drawn from a stream of its
-    own."""
-    asked = [dataclasses.replace(r, max_tokens=24) for r in ASKED[case]]
-    answers = narrow.call(driving.in_segments, asked, 7)
+    """Tokens before a pause become prompt: split over passes, preempted, with a new random stream."""
+    requests = [dataclasses.replace(r, max_tokens=24) for r in ASKED[case]]
+    answers = narrow.call(driving.in_segments, requests, 7)
     assert all(
-        len(a.tokens) == r.max_tokens and len(a.segments) > 1 for a, r in zip(answers, asked, strict=True)
+        len(a.tokens) == r.max_tokens and len(a.segments) > 1 for a, r in zip(answers, requests, strict=True)
     )
-    assert driving.worst_gap(tiny_model, asked, answers) < 1e-4
+    assert driving.worst_gap(tiny_model, requests, answers) < 1e-4
 
 
 @pytest.mark.slow
 def test_a_request_of_three_thousand_tokens_continues(tmp_path: Path) -> None:
-    """Longer than the 2,048 tokens that a pass computes."""
     model = write_model(tmp_path / "long", **ENGINE_SHAPE, max_position_embeddings=4096)
     host = EngineHost(
         rollout=RolloutSection(
@@ -114,11 +110,11 @@ def test_a_request_of_three_thousand_tokens_continues(tmp_path: Path) -> None:
         seed=1,
         real_weights=True,
     )
-    asked = driving.requests(3, length=3000, max_tokens=30, ignore_stop=True)
-    answers = host.call(driving.in_segments, asked, 12)
+    requests = driving.requests(3, length=3000, max_tokens=30, ignore_stop=True)
+    answers = host.call(driving.in_segments, requests, 12)
     host.close()
     assert all(len(a.tokens) == 30 and len(a.segments) > 1 for a in answers)
-    assert driving.worst_gap(model, asked, answers) < 1e-4
+    assert driving.worst_gap(model, requests, answers) < 1e-4
 
 
 def generate_with_vllms_own_worker(engine: RolloutEngine, requests: list[GenerationRequest]) -> None:
@@ -131,6 +127,6 @@ def generate_with_vllms_own_worker(engine: RolloutEngine, requests: list[Generat
 
 @pytest.mark.parametrize("narrow", [1], ids=["tp1"], indirect=True)
 def test_vllms_own_worker_still_needs_ours(narrow: EngineHost) -> None:
-    """When this fails, mrl/cpu/vllm_worker.py can go. It leaves the engine unusable: the last test of it."""
+    """If this fails, mrl/cpu/vllm_worker.py can go. It breaks the engine: the last test of it."""
     with pytest.raises(RuntimeError, match="does not use offset"):
         narrow.call(generate_with_vllms_own_worker, ASKED["each longer than a pass"])

@@ -1,4 +1,4 @@
-"""What an engine has not begun: in the order of prompts, and of those that are held nothing."""
+"""The waiting queue: in the order of prompts; held requests stay in it."""
 
 import random
 
@@ -21,7 +21,7 @@ def request(name: str) -> GenerationRequest:
 
 
 def taken(waiting: WaitingQueue, count: int = 99) -> list[str]:
-    return [each.request_id for each in waiting.take(count)]
+    return [request.request_id for request in waiting.take(count)]
 
 
 def test_requests_are_begun_in_the_order_of_prompts_whenever_they_came() -> None:

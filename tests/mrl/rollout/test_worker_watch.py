@@ -1,4 +1,4 @@
-"""Which ends of an engine's worker processes are reported: deaths, not the engine's own shutdown. The processes are real."""
+"""The watch on an engine's (real) worker processes reports deaths, but not the engine's own shutdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mrl.rollout.worker_watch import watch_workers
 
 
 class Worker:
-    """A process with what multiprocessing gives one: a name, and a descriptor that becomes readable at its end."""
+    """A process as multiprocessing has it: a name, and a descriptor that is readable after its end."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Requests whose responses take several versions, on an engine that is fed by a trainer's side."""
+"""Requests whose responses take several versions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ def asked(count: int, *, max_tokens: int = 24, length: int = 8, seed: int = 0) -
 
 
 def folders_of(tiny_model: Path, folder: Path) -> list[Path]:
-    """Three models of one shape."""
     return [tiny_model, *(write_model(folder / str(s), **ENGINE_SHAPE, seed=s) for s in (5, 6))]
 
 
 def synced(engine: EngineHost, folders: list[Path]) -> None:
-    """Send an engine the weights of these folders, one after the other, each as its next version."""
+    """Send an engine the weights of these folders in order, each as its next version."""
     feeder = Feeder(engine.call(driving.addresses), SYNC)
     for folder in folders:
         version, weights = engine.call(driving.version), read(folder)
@@ -45,8 +44,7 @@ def synced(engine: EngineHost, folders: list[Path]) -> None:
 def in_three_versions(
     serving: EngineHost, folders: list[Path]
 ) -> tuple[list[GenerationRequest], list[Completion], int]:
-    """Requests, their completions in the requests' order, each of three segments, and the version of the first; the engine serves
-    the first folder's weights before and after."""
+    """Return requests, ordered completions of three segments, and the first version (the first folder's)."""
     requests, first = asked(12), serving.call(driving.version)
     completions, parts = serving.call(driving.paused_after, requests, 8)
     assert not completions and {len(part.tokens) for part in parts} == {8}
@@ -55,25 +53,22 @@ def in_three_versions(
         completions += serving.call(driving.steps, [], steps)
         serving.call(driving.pause)
     completions = driving.whole(requests, completions)
-    assert {len(each.segments) for each in completions} == {3}
+    assert {len(completion.segments) for completion in completions} == {3}
     return requests, completions, first
 
 
 def gaps(
     requests: list[GenerationRequest], completions: list[Completion], folders: list[Path], first: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Differences of the engine's log-probs from those of transformers in float32: with the weights of each token's version,
-    and with those of the version before or after it."""
+    """Return log-prob gaps from transformers in float32: for each token's version, and for the next one."""
     batch = batch_of_tokens(
         [[*q.prompt_tokens.tolist(), *r.tokens.tolist()] for q, r in zip(requests, completions, strict=True)]
     )
     by_version = np.stack([reference_logprobs(folder, batch)[0] for folder in folders])
     starts = batch.cu_seqlens[:-1] + [len(q.prompt_tokens) for q in requests]
-    at = np.concatenate(
-        [start + np.arange(len(r.tokens)) for start, r in zip(starts, completions, strict=True)]
-    )
+    at = np.concatenate([s + np.arange(len(r.tokens)) for s, r in zip(starts, completions, strict=True)])
     versions = np.concatenate([r.policy_versions for r in completions]) - first
-    found = np.concatenate([r.logprobs for r in completions])
-    right = abs(by_version[versions, at] - found)
-    shifted = abs(by_version[(versions + 1) % len(folders), at] - found)
+    logprobs = np.concatenate([r.logprobs for r in completions])
+    right = abs(by_version[versions, at] - logprobs)
+    shifted = abs(by_version[(versions + 1) % len(folders), at] - logprobs)
     return right, shifted

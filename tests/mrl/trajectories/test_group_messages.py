@@ -1,4 +1,4 @@
-"""Samples cross a message, and come out of a checkpoint, unchanged, whatever they are."""
+"""Samples pass through messages and checkpoints unchanged."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ PROMPT = Prompt(7, np.array([5, 6, 7], np.int32), "", None, domain="sums", tag="
 
 
 def made(segments: tuple[ResponseSegment, ...], count: int, **fields: Any) -> Sample:
-    """A sample whose mask and versions are those of its segments."""
     mask, versions = np.zeros(count, np.bool_), np.full(count, -1, np.int32)
-    for each in segments:
-        mask[each.start : each.end], versions[each.start : each.end] = True, each.version
+    for segment in segments:
+        mask[segment.start : segment.end], versions[segment.start : segment.end] = True, segment.version
     rng = np.random.default_rng(count)
     return dataclasses.replace(
         Sample(

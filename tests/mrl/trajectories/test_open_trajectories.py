@@ -1,4 +1,4 @@
-"""Ten thousand trajectories open at once cost the driver little beside their tokens, each as much as the others."""
+"""Ten thousand open trajectories cost the driver little besides their tokens, each as much as the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class Silent:
 
 
 async def bytes_each(count: int) -> float:
-    """Traced memory of each open trajectory."""
     pool, nobody = EnginePool(["engine 0"], secret=b"", run_seed=0), None
     client: Any = Silent()
     pool._clients[0] = client

@@ -1,4 +1,4 @@
-"""Verdicts for coroutines, by real reward workers."""
+"""Verdicts for coroutines, from real reward workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ MATHS = load_reward({"kind": "maths", "workers": 2})
 
 
 def asked(index: int, number: int) -> tuple[Sample, Prompt]:
-    """Right if the sample's number is even."""
     text = f"\\boxed{{{index if number % 2 == 0 else -1}}}"
     sample = make_sample(index, number, response_text=text)
     return sample, Prompt(index, sample.prompt_tokens, "", str(index))
@@ -48,16 +47,16 @@ def fails(error: BaseException) -> None:
 
 @pytest.mark.parametrize("when", ["handing in", "waiting"])
 def test_what_ends_the_run_is_told_in_the_loop(when: str) -> None:
-    """A sample that is handed in twice; a judge's server that died while nothing is handed in."""
-    found: list[BaseException] = []
+    """A sample submitted twice; a judge's server that dies while nothing is submitted."""
+    errors: list[BaseException] = []
 
     async def failing(workers: RewardPool, ended: Callable[[], bool]) -> None:
-        client = RewardClient(workers, on_failure=found.append)
+        client = RewardClient(workers, on_failure=errors.append)
         if when == "handing in":
             for _ in range(2):
                 client.score(*asked(1, 0))
                 await asyncio.sleep(0)
-        while not found:
+        while not errors:
             await asyncio.sleep(0.01)
         client.close()
 
@@ -66,6 +65,6 @@ def test_what_ends_the_run_is_told_in_the_loop(when: str) -> None:
             raise RewardError("the judge's server died")
 
     with RewardPool(MATHS, check=check) as workers:
-        asyncio.run(asyncio.wait_for(failing(workers, lambda: bool(found)), 60))
-    assert isinstance(found[0], RewardError)
-    assert ("twice" in str(found[0])) == (when == "handing in")
+        asyncio.run(asyncio.wait_for(failing(workers, lambda: bool(errors)), 60))
+    assert isinstance(errors[0], RewardError)
+    assert ("twice" in str(errors[0])) == (when == "handing in")

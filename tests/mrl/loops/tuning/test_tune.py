@@ -1,4 +1,4 @@
-"""The loop of `mrl tune` on a real rank: stopped and resumed it gives the same weights, and the reference's file is held to them."""
+"""The loop of `mrl tune` on a real rank: a resumed run gives equal weights; the reference is checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ ROOT = Path(__file__).parents[4]
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pairs of sums and a random Qwen3-MoE."""
     folder = arithmetic_rows.write_arithmetic(
         tmp_path_factory.mktemp("task"), largest=9, num_validation=16, num_sft=8
     )
@@ -39,9 +38,10 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(task: Path, objective: str) -> list[str]:
-    """The training rows are validated too: what they teach must show."""
+    """Validate the training rows too, to show what they teach."""
     tune = (
-        f"tune={{objective: {objective}, output: out, epochs: 3, batch_rows: 24, optimizer: {{lr: 1e-3}}, validate_every: 2, "
+        f"tune={{objective: {objective}, output: out, epochs: 3, batch_rows: 24, "
+        f"optimizer: {{lr: 1e-3}}, validate_every: 2, "
         f"data: {{train: {task}/pairs.jsonl, validation: {task}/pairs.jsonl}}}}"
     )
     layout = "training.layout={ep: 1, dp: 1}"
@@ -51,7 +51,7 @@ def words(task: Path, objective: str) -> list[str]:
 def tuned(
     rank: int, world: int, port: int, settings: list[str], folder: str, stop_after: int | None
 ) -> dict[str, Any]:
-    """Runs, or resumes, and tells the digest of what would be exported; asked to stop before step `stop_after` + 1."""
+    """Run or resume a tuning, stopped before step `stop_after` + 1; return the export's digest."""
     config = load([ROOT / "configs/quickstart.yaml"], settings)
     section = config.tune
     assert section is not None
@@ -69,15 +69,15 @@ def tuned(
         rows = [reward_model_rows(part) for part in rows]
     lines: list[str] = []
     tuner = Tuner(config, section, worker, *rows, folder=Path(folder), tell=lines.append)
-    asked = iter(range(1000))
-    finished = tuner.run(lambda: stop_after is not None and next(asked) >= stop_after)
-    found = hashlib.sha256()
+    calls = iter(range(1000))
+    finished = tuner.run(lambda: stop_after is not None and next(calls) >= stop_after)
+    digest = hashlib.sha256()
     for _, tensor, _, _ in worker.policy.local_tensors():
-        found.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.contiguous().numpy().tobytes())
     report = tuner.score_report() if finished else {}
     return {
         "finished": finished,
-        "digest": found.hexdigest(),
+        "digest": digest.hexdigest(),
         "lines": lines,
         "steps": tuner.num_steps,
         "report": report,
@@ -91,12 +91,12 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def whole_and_in_parts(settings: list[str], folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What a tuning tells and its rows, in `folder`/whole; stopped after step 3 and resumed, in `folder`/parts, it told the same."""
+    """Return a tuning and its rows; check that one stopped after step 3 and resumed equals it."""
     (whole,) = run_ranks(tuned, 1, settings, str(folder / "whole"), None)
     (part,) = run_ranks(tuned, 1, settings, str(folder / "parts"), 3)
     assert whole["finished"] and not part["finished"] and part["lines"][-1] == "step 3: saved"
-    (rest,) = run_ranks(tuned, 1, settings, str(folder / "parts"), None)
-    assert rest | {"lines": whole["lines"]} == whole and part["digest"] != whole["digest"]
+    (resumed,) = run_ranks(tuned, 1, settings, str(folder / "parts"), None)
+    assert resumed | {"lines": whole["lines"]} == whole and part["digest"] != whole["digest"]
     rows = rows_of(folder / "whole")
     assert rows == rows_of(folder / "parts")
     return whole, rows
@@ -141,9 +141,9 @@ def test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit(task: Path, t
 
 
 def test_kto_measures_its_zero_point_over_the_step(task: Path, tmp_path: Path) -> None:
-    (told,) = run_ranks(tuned, 1, words(task, "{name: kto, beta: 0.5}"), str(tmp_path / "kto"), None)
+    (result,) = run_ranks(tuned, 1, words(task, "{name: kto, beta: 0.5}"), str(tmp_path / "kto"), None)
     rows = rows_of(tmp_path / "kto")
-    assert told["finished"] and rows[1]["preference/pair_loss"] == pytest.approx(0.5, abs=1e-4)
+    assert result["finished"] and rows[1]["preference/pair_loss"] == pytest.approx(0.5, abs=1e-4)
     assert rows[1]["preference/kto_z"] < 1e-5 and all(row["preference/kto_z"] >= 0 for row in rows[1:])
     assert rows[-1]["preference/pair_loss"] < 0.5
     assert rows[-1]["val/preference/accuracy"] > rows[0].get("val/preference/accuracy", 0.0)
@@ -155,7 +155,7 @@ def test_objectives_without_a_reference_keep_none(name: str, task: Path, tmp_pat
     settings = words(task, name)
     if "sft" in name:
         settings[-1] = settings[-1].replace("pairs.jsonl", "sft.jsonl")
-    (told,) = run_ranks(tuned, 1, settings, str(tmp_path / "run"), None)
+    (result,) = run_ranks(tuned, 1, settings, str(tmp_path / "run"), None)
     rows = rows_of(tmp_path / "run")
-    assert told["finished"] and rows[-1]["val/loss"] < rows[0]["val/loss"]
+    assert result["finished"] and rows[-1]["val/loss"] < rows[0]["val/loss"]
     assert not (tmp_path / "run/reference").exists()
