@@ -1,4 +1,4 @@
-"""Training from Python: the task of `reversed_words`, watched step by step and stopped by a rule of one's own.
+"""Train from Python: the task of `reversed_words`, watched step by step and stopped by your own rule.
 
 The same configuration resumes where it stopped. `mrl.train(config, callbacks)` is the same without the loop.
 """
