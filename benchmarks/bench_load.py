@@ -1,4 +1,4 @@
-"""A load that is the same for every schedule: how long each response is, and its reward."""
+"""A load that is equal for every schedule: each response's length and reward."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from mrl.rewards.contract import RewardRequest
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogNormalLengths:
-    """A response's tokens, drawn from a log-normal distribution by the numbers of its prompt and sample alone."""
+    """Length of a response, drawn from a log-normal distribution by its prompt's and sample's numbers."""
 
     mean: float
-    """Of the distribution, before what is too long is cut."""
+    """Mean of the distribution before lengths are cut to `most`."""
     sigma: float
-    """Standard deviation of the logarithm; 0 makes all alike."""
+    """Standard deviation of the logarithm; 0 makes all lengths equal."""
     most: int
-    """Longer ones are cut to this."""
     seed: int
 
     def __call__(self, prompt: int, sample: int) -> int:
@@ -30,6 +29,6 @@ class LogNormalLengths:
 
 
 def hashed(request: RewardRequest) -> float:
-    """A reward in [0, 1) by the sample's name alone, so that the rewards of a group differ whatever the policy says."""
+    """Return a reward in [0, 1) that depends only on the sample's name, so rewards in a group differ."""
     digest = hashlib.blake2b(request.sample_id.encode(), digest_size=6).digest()
     return int.from_bytes(digest) / 2**48

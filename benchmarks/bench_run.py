@@ -1,4 +1,4 @@
-"""One run for measurements: a configured schedule over real workers, in a folder that is gone afterwards."""
+"""One run for measurements: a schedule over real workers in a temporary folder."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def measured_rows(
     num_steps: int,
     lengths: Lengths | None = None,
 ) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl that `measured` made with a loop at its first step, of at most `num_steps`, without
-    validation and checkpoints. `lengths`: of each response, instead of where the policy would end it."""
+    """Call `measured` with a loop of `num_steps` steps; return its metrics rows.
+
+    There are no validations or checkpoints. `lengths` replaces the ends that the policy chooses."""
     validation = {"every_steps": 0, "before_training": False, "after_training": False, "num_prompts": 1}
     loop = {"validation": validation, "checkpoint": {"every_steps": 0, "at_end": False}, "steps": num_steps}
     with tempfile.TemporaryDirectory(prefix="mrl-bench-") as folder:
@@ -43,13 +44,13 @@ def measured_rows(
 
 
 def whole_run(parts: Parts, loop: Schedule) -> None:
-    """Run all steps from the start; an argument of measured_rows()."""
+    """Run all steps from the start (for measured_rows)."""
     loop.start()
     loop.run()
 
 
 def changed(config: Config, **sections: dict[str, Any]) -> Config:
-    """The configuration with other values of some settings of these sections."""
+    """Return the configuration with changed settings in these sections."""
     values = config.model_dump()
     for name, changes in sections.items():
         values[name] |= changes

@@ -1,8 +1,8 @@
-"""python -m benchmarks.driver: what a step of a stream costs the driver, beside stub engines and stub trainer ranks in real processes.
+"""python -m benchmarks.driver: measure what a stream step costs the driver, with stub engines and trainers.
 
-Everything that the driver does is as in a run: prompts, requests, messages of engines, texts, reward workers (a hash), the ledger and the
-store, packing, advantages, shards, rows. Only models are missing (driver_stubs.py), whose tokens come so fast that a step takes about
-`--step-seconds`. The driver's own seconds hardly depend on that; its share does.
+The driver works as in a run: prompts, requests, engine messages, texts, reward workers (a hash), ledger,
+store, packing, advantages, shards, rows. Only models are missing (driver_stubs.py): tokens come so fast that
+a step takes about `--step-seconds`. The driver's own seconds hardly depend on that; its share does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ROLLOUTS, PROCESS = "rollout thread", "all threads' processor seconds"
 
 
 class Processor:
-    """Processor seconds of the driver: those of its thread by phase, of the rollout thread, and of the whole process."""
+    """Processor seconds of the driver: of its thread by phase, of the rollout thread, and of the process."""
 
     def __init__(self, rollouts: RolloutThread) -> None:
         self._rollouts, self._clock, self._phase = rollouts, rollouts.clock, "between"
@@ -63,12 +63,12 @@ class Processor:
         self._clock.listeners.append(self._on)
 
     def take(self) -> dict[str, float]:
-        """Since the last call."""
+        """Return the seconds since the last call, by name."""
         self._note()
         before, self._others = self._others, self._of_others()
-        found = {**self._seconds, **{name: now - before[name] for name, now in self._others.items()}}
+        seconds = {**self._seconds, **{name: now - before[name] for name, now in self._others.items()}}
         self._seconds.clear()
-        return found
+        return seconds
 
     def _of_others(self) -> dict[str, float]:
         return {ROLLOUTS: self._rollouts.cpu_seconds(), PROCESS: time.process_time()}
@@ -88,15 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.driver", description=__doc__)
     parser.add_argument("--prompts", type=int, default=512)
     parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=2000, help="mean of a response")
-    parser.add_argument("--sigma", type=float, default=0.5, help="deviation of the logarithm of the lengths")
+    parser.add_argument("--tokens", type=int, default=2000, help="mean response length")
+    parser.add_argument("--sigma", type=float, default=0.5, help="standard deviation of the log length")
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--workers", choices=["driver", "node"], default="driver", help="rollout.workers")
     parser.add_argument("--step-seconds", type=float, default=60.0)
-    parser.add_argument("--steps", type=int, default=5, help="measured, after two of warm-up")
-    parser.add_argument(
-        "--profile", type=int, default=0, help="print so many functions of the driver, all its threads"
-    )
+    parser.add_argument("--steps", type=int, default=5, help="measured steps, after two warm-up steps")
+    parser.add_argument("--profile", type=int, default=0, help="number of the driver's functions to print")
     options = parser.parse_args(arguments)
     profile = cProfile.Profile() if options.profile else None
     rows = _rows(options, profile)[2:]
@@ -104,8 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("  ".join(f"{name} {row[name]:.3f}" for name in (*FIGURES, "mem/driver_bytes")))
     step, driver, computed, _ = (statistics.median(row[name] for row in rows) for name in FIGURES)
     print(
-        f"{options.prompts} x {options.samples} x {options.tokens} tokens, medians of {len(rows)}: a step {step:.1f} s, the driver's "
-        f"own {driver:.2f} s ({computed:.2f} of the processor), {driver / step:.1%}; at most 5 % of steps from {20 * driver:.0f} s"
+        f"{options.prompts} x {options.samples} x {options.tokens} tokens, medians of {len(rows)}: a step "
+        f"{step:.1f} s, the driver's own {driver:.2f} s ({computed:.2f} of the processor), "
+        f"{driver / step:.1%}; at most 5 % of steps from {20 * driver:.0f} s"
     )
     if profile is not None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(options.profile)
@@ -126,15 +125,15 @@ def _rows(options: argparse.Namespace, profile: cProfile.Profile | None) -> list
         pools.rollout.attach(rollouts)
         loop = _loop(options, config, pools, rollouts, run_folder, stack)
         loop.start()
-        tune_driver_memory()  # as a run's start does (launch/commands/start_run.py)
+        tune_driver_memory()  # as in launch/commands/start_run.py
         clock.listeners.append(pools.look)
         processor = Processor(rollouts)
         for number in range(options.steps + 2):
             if profile is not None and number == 2:
                 profile.enable()
             loop.step()
-            told = (f"{name} {seconds:.2f}" for name, seconds in processor.take().items())
-            print(f"processor seconds: {', '.join(told)}", flush=True)
+            figures = (f"{name} {seconds:.2f}" for name, seconds in processor.take().items())
+            print(f"processor seconds: {', '.join(figures)}", flush=True)
         if profile is not None:
             profile.disable()
         rows = metrics_log.read(run_folder.metrics)
@@ -143,7 +142,7 @@ def _rows(options: argparse.Namespace, profile: cProfile.Profile | None) -> list
 
 
 def _write_tokenizer(folder: str) -> None:
-    """Of the words of this project's pages."""
+    """Write a tokenizer made from this project's pages."""
     pages = [page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/**/*.md"))]
     words = Path(folder, "pages.jsonl")
     words.write_text("".join(json.dumps({"text": page}) + "\n" for page in pages), encoding="utf-8")
@@ -157,7 +156,8 @@ def _config(options: argparse.Namespace, folder: str) -> Config:
         [
             f"run={{name: driver, folder: {folder}}}",
             f"model={{path: {folder}/model, max_length: {most + 512}, new: {{}}}}",
-            f"reward={{kind: plugin, style: native, path: '{hashed.__module__}:{hashed.__name__}', workers: 2}}",
+            "reward={kind: plugin, style: native, path: "
+            f"'{hashed.__module__}:{hashed.__name__}', workers: 2}}",
             f"rollout.workers={options.workers}",
             "algorithm.filter=null",
             "training.layout={ep: 1, dp: 2}",
@@ -175,12 +175,12 @@ def _config(options: argparse.Namespace, folder: str) -> Config:
 
 
 def _seats(options: argparse.Namespace) -> int:
-    """An engine begins an eighth of its share of a step at once."""
+    """Return an engine's concurrent requests: an eighth of its share of a step."""
     return max(1, options.prompts * options.samples // options.engines // 8)
 
 
 def _pace(options: argparse.Namespace) -> Pace:
-    """Generating a step's tokens takes about the step, an update half of it."""
+    """Return a pace at which generating a step's tokens takes about the step, and an update half of it."""
     waves = 8
     return Pace(
         token_seconds=options.step_seconds / waves / options.tokens,
@@ -222,7 +222,7 @@ def _loop(
 def _rollouts(
     config: Config, pools: StubPools, clock: PhaseClock, folder: RunFolder
 ) -> Iterator[Callable[[RolloutThread], GroupMaker]]:
-    """Yield what makes groups, in the driver or in a rollout worker."""
+    """Yield a function that makes groups, in the driver or in a rollout worker."""
     options: dict[str, Any] = {"environment": {"OMP_NUM_THREADS": "1"}, "log_folder": str(folder.path)}
     if config.rollout.workers == "node":
         workers = RolloutWorkerGroup(config, pools.rollout, clock, trial=[], acting=None, **options)
@@ -234,10 +234,10 @@ def _rollouts(
 
 
 def _lengths(options: argparse.Namespace, config: Config) -> Lengths:
-    """Drawn before the first step, because a run draws none."""
+    """Return lengths that were drawn before the first step, so that the steps' seconds exclude drawing."""
     draw = LogNormalLengths(options.tokens, options.sigma, config.rollout.max_response_tokens, seed=0)
     prompts, samples = range(options.prompts * (options.steps + 5)), range(options.samples)
-    drawn = {asked: draw(*asked) for asked in itertools.product(prompts, samples)}
+    drawn = {key: draw(*key) for key in itertools.product(prompts, samples)}
     return lambda prompt, sample: drawn[prompt, sample]
 
 

@@ -1,8 +1,8 @@
-"""Engines and trainer ranks of `python -m benchmarks.driver`: real processes with the driver's side of their messages, and no model.
+"""Stub engines and trainer ranks of `python -m benchmarks.driver`: real processes and messages, no model.
 
-An engine's process has the thread, the socket and the messages of a run's (EngineLoop, EngineServer) around random tokens, which
-come at a steady rate; a rank's update takes a fixed time. Both sleep meanwhile, so that the processor is the driver's and the
-reward workers'.
+An engine process has a run's thread, socket and messages (EngineLoop, EngineServer) around random tokens,
+which come at a steady rate; a rank's update takes a fixed time. Both sleep, which leaves the processor to the
+driver and the reward workers.
 """
 
 from __future__ import annotations
@@ -33,34 +33,33 @@ from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.pass_options import PassOptions
 
 POOL_TOKENS = 1 << 20
-"""Random tokens of an engine; each response is a part of them."""
+"""Random tokens of an engine; each response is a slice of them."""
 TOKENS_A_STEP = 8
-"""Most tokens that a request gains in one step, which so costs an engine's process little."""
+"""Most tokens that a request gains per step, so that an engine's process uses little CPU time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast the stubs are."""
+    """Speed of the stubs."""
 
     token_seconds: float
-    """Each running request of an engine gains a token in so long."""
+    """Seconds per token of each running request."""
     update_seconds: float
-    """Of a trainer rank."""
     vocab_size: int
 
 
 @dataclasses.dataclass(slots=True)
 class _Open:
-    """A request that has not ended: as it was made, as it runs, what came of it before, and when it began."""
+    """A request that has not ended: as submitted, as it runs, its completion so far, and its start."""
 
-    asked: GenerationRequest
+    original: GenerationRequest
     request: GenerationRequest
     so_far: Completion | None = None
     begun: int = 0
 
 
 class StubEngine:
-    """RolloutEngine, as far as an EngineLoop calls it; time counts in tokens."""
+    """The part of RolloutEngine that an EngineLoop calls; time counts in tokens."""
 
     def __init__(self, pace: Pace, part: EngineProcess, *, seats: int, seed: int) -> None:
         rng = np.random.default_rng(part.engine)
@@ -71,7 +70,7 @@ class StubEngine:
         self._open: dict[str, _Open] = {}
         self._waiting, self._running = WaitingQueue(), dict[str, _Open]()
         self._ends: list[tuple[int, str]] = []
-        """Heap of (when, who) of what runs."""
+        """Heap of (end, request id) of running requests."""
         self._now = 0
 
     @property
@@ -87,10 +86,10 @@ class StubEngine:
             self._waiting.add([request])
 
     def step(self) -> list[Completion]:
-        """All requests that have a seat gain as many tokens, until the first ends."""
+        """Add equally many tokens to all running requests, until the first ends; return those that ended."""
         for request in self._waiting.take(self._seats - len(self._running)):
-            own = self._running[request.request_id] = self._open[request.request_id]
-            own.begun = self._now
+            entry = self._running[request.request_id] = self._open[request.request_id]
+            entry.begun = self._now
             heapq.heappush(self._ends, (self._now + request.max_tokens, request.request_id))
         if not self._ends:
             return []
@@ -100,9 +99,9 @@ class StubEngine:
         ended = []
         while self._ends and self._ends[0][0] <= self._now:
             name = heapq.heappop(self._ends)[1]
-            own = self._running.pop(name)
+            entry = self._running.pop(name)
             del self._open[name]
-            ended.append(join_completions(own.so_far, self._completion(own, Status.TRUNCATED)))
+            ended.append(join_completions(entry.so_far, self._completion(entry, Status.TRUNCATED)))
         return ended
 
     def take_ended(self) -> list[Completion]:
@@ -111,15 +110,15 @@ class StubEngine:
     def pause(self) -> PauseReport:
         self._waiting.hold(ALL)
         interrupted, self._running, self._ends = list(self._running.values()), {}, []
-        for own in interrupted:
-            own.so_far = join_completions(own.so_far, self._completion(own, Status.INTERRUPTED))
-            own.request = next_request(own.asked, own.so_far, self._seed)
-        self._waiting.add(own.request for own in interrupted)
-        contexts = (len(own.request.prompt_tokens) + len(own.request.own_tokens) for own in interrupted)
+        for entry in interrupted:
+            entry.so_far = join_completions(entry.so_far, self._completion(entry, Status.INTERRUPTED))
+            entry.request = next_request(entry.original, entry.so_far, self._seed)
+        self._waiting.add(entry.request for entry in interrupted)
+        contexts = (len(entry.request.prompt_tokens) + len(entry.request.own_tokens) for entry in interrupted)
         return PauseReport(len(interrupted), sum(contexts))
 
     def snapshot(self) -> list[Completion]:
-        begun = (own.so_far for own in self._open.values() if own.so_far is not None)
+        begun = (entry.so_far for entry in self._open.values() if entry.so_far is not None)
         return [dataclasses.replace(part, status=Status.INTERRUPTED) for part in begun if len(part.tokens)]
 
     def resume(self, *, training: bool = True) -> None:
@@ -128,15 +127,15 @@ class StubEngine:
     def abort(self, request_ids: Iterable[str]) -> None:
         names = set(request_ids)
         self._waiting.remove(names)
-        self._open = {name: own for name, own in self._open.items() if name not in names}
-        self._running = {name: own for name, own in self._running.items() if name not in names}
+        self._open = {name: entry for name, entry in self._open.items() if name not in names}
+        self._running = {name: entry for name, entry in self._running.items() if name not in names}
         self._ends = sorted(end for end in self._ends if end[1] not in names)
 
     def close(self) -> None: ...
 
-    def _completion(self, own: _Open, status: Status) -> Completion:
-        """Return what came of a request since it began."""
-        request, length = own.request, self._now - own.begun
+    def _completion(self, entry: _Open, status: Status) -> Completion:
+        """Return the tokens of a request since it began."""
+        request, length = entry.request, self._now - entry.begun
         start = request.seed % (POOL_TOKENS - length)
         digest = prompt_digest(request.engine_prompt())
         segment = ResponseSegment(0, length, self.version, request.attempt, self.part.engine, digest)
@@ -146,7 +145,7 @@ class StubEngine:
 
 
 class StubRank:
-    """MegatronWorker, as far as a step of GRPO without a reference calls it."""
+    """The part of MegatronWorker that a GRPO step without a reference calls."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -178,7 +177,7 @@ class StubTrainActor(TrainActor):
     def accumulate(
         self, shard: TrainBatch, divisors: Mapping[str, float], options: PassOptions
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
-        """The policy has not moved: the engine's log-probs are the trainer's."""
+        """Return the engine's log-probs: the policy has not changed."""
         assert not options.with_reference
         time.sleep(self._pace.update_seconds)
         logprobs = shard.arrays["rollout_logprobs"]
@@ -214,7 +213,7 @@ def _start(actor: Any, *arguments: Any) -> None:
 
 
 class StubPools:
-    """TwoPools, as a schedule needs it."""
+    """The part of TwoPools that a schedule needs."""
 
     def __init__(self, train: StubTrain, rollout: StubRollout) -> None:
         self.train, self.rollout = train, rollout
@@ -224,7 +223,7 @@ class StubPools:
         self.rollout.start_stubs(pace)
 
     def look(self, event: Event) -> None:
-        """Look after the engines, as a run does (a listener of its clock)."""
+        """Watch the engines, as a run does (listener of its clock)."""
         if event != "enter":
             self.rollout.watch()
 

@@ -1,11 +1,10 @@
-"""Does each shipped recipe learn? Every recipe from several supervised starts of the quickstart's task.
+"""Check that each shipped recipe learns, from several SFT models of the quickstart's task.
 
     python -m benchmarks.learning --out work/learning [--recipes grpo dapo] [--starts 0 1 2]
 
-A start is a seed: model and supervised start are made from it, and the run draws from it, as `make
-quickstart` does with seed 0. A run's figure is the mean of its last three readings of the validation accuracy
-(512 rows, greedy); no run is stopped early and none is left out. Runs are bit-reproducible, so a busy machine
-changes no figure; what is done already is not run again. The table is of all recipes in OUT.
+A start is a seed for the model, its SFT and the run; `make quickstart` uses seed 0. A run's figure is the
+mean of its last three validation accuracies (512 rows, greedy); no run is stopped early or left out. Runs are
+bit-reproducible, so a busy machine changes no figure. OUT keeps finished runs; the table has all of them.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from mrl.observe import metrics_log
 
 ROOT = Path(__file__).resolve().parents[1]
 BAR = 0.85
-"""Where a recipe has learned the task; the supervised starts are below 0.5."""
+"""Figure of a recipe that learned the task; the SFT models are below 0.5."""
 MISSED = ("cispo", "gspo")
-"""Recipes whose figure is below it in docs/benchmarks.md."""
+"""Recipes below it in docs/benchmarks.md."""
 TUNE_STEPS = {1: 180, 2: 230}
-"""Supervised steps of a start, where not the quickstart's 200, so that each start's loss is about 0.5 (0.516, 0.505, 0.534) and its
-accuracy below 0.5. It falls at another time for each seed, and for the same seed in another tree."""
+"""SFT steps of a start, if not 200, for a loss of about 0.5 (0.516, 0.505, 0.534) and an accuracy below 0.5.
+When the loss falls depends on the seed and on the commit."""
 LAST = 3
-"""Readings that make a figure."""
+"""Number of readings in a figure."""
 RATE = 2.0e-4
-"""The quickstart's learning rate, for one update a step; n updates a step take RATE / sqrt(n)."""
+"""The quickstart's learning rate, for one update per step; n updates per step use RATE / sqrt(n)."""
 CRITIC_RATE = 1.0e-3
 """The same for a critic."""
 SCHEDULE = "schedule: linear, schedule_unit: steps, warmup_steps: 10, weight_decay: 0.0"
 
 UPDATES = {"dapo": 16, "cispo": 16, "gspo": 4, "ppo": 16}
-"""Optimizer steps of each role in a step, where there is more than one."""
+"""Optimizer steps of each role per step, if more than one."""
 LENGTHS = {
     "dapo": ["algorithm.shaping.overlong.max_tokens=6", "algorithm.shaping.overlong.buffer_tokens=2"],
     "dr_grpo": ["algorithm.aggregation.length=6"],
 }
-"""The task's lengths, where a recipe's file has its paper's and says to set them."""
+"""The task's lengths, for recipes whose files have their papers' lengths."""
 QUICKSTARTS = {
     "quickstart": ("quickstart",),
     "quickstart_dapo": ("quickstart", "quickstart_dapo"),
@@ -70,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def sft_start(out: Path, start: int) -> Path:
-    """The folder of a start: rows, tokenizer and the supervised model of that seed."""
+    """Make a start's folder, if missing (rows, tokenizer, SFT model of that seed); return it."""
     folder = out / f"start-{start}"
     if not (folder / "sft/config.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +78,8 @@ def sft_start(out: Path, start: int) -> Path:
             f"run={{seed: {start}, folder: {folder}/sft-runs}}",
             f"model.path={folder}/model",
             f"data={{train: {folder}/train.jsonl, validation: {folder}/validation.jsonl}}",
-            f"tune={{data: {{train: {folder}/sft.jsonl}}, output: {folder}/sft, steps: {TUNE_STEPS.get(start, 200)}}}",
+            f"tune={{data: {{train: {folder}/sft.jsonl}}, output: {folder}/sft, "
+            f"steps: {TUNE_STEPS.get(start, 200)}}}",
         ]
         files = [ROOT / "configs/quickstart.yaml", ROOT / "configs/quickstart_model.yaml"]
         mrl("tune", *map(str, files), *words, log=folder / "sft.log")
@@ -88,9 +88,8 @@ def sft_start(out: Path, start: int) -> Path:
 
 @functools.cache
 def steps_of(recipe: str) -> int:
-    """The steps that a recipe's own file says where it is of this task. Of the others: as many as the quickstart
-    where a step makes one update, as its DAPO where it makes more.
-
+    """Return a recipe's steps: those of its own file if it is for this task, else the quickstart's; its
+    DAPO's if a step makes more than one update.
     >>> steps_of("quickstart_ppo"), steps_of("grpo"), steps_of("gspo")
     (200, 300, 200)
     """
@@ -99,7 +98,7 @@ def steps_of(recipe: str) -> int:
 
 
 def train(folder: Path, recipe: str) -> list[float]:
-    """The readings of a run, the first before training."""
+    """Run a recipe, if not done; return its readings, the first before training."""
     if (readings := readings_of(folder, recipe)) is None:
         words = [
             f"run={{name: {recipe}, folder: {folder}/runs, seed: {folder.name.rpartition('-')[2]}}}",
@@ -109,12 +108,12 @@ def train(folder: Path, recipe: str) -> list[float]:
         ]
         mrl("train", *files_and_words(recipe), *words, log=folder / f"{recipe}.log")
         readings = readings_of(folder, recipe)
-        assert readings is not None, f"{recipe} ended without its last reading; see {folder}/{recipe}.log"
+        assert readings is not None, f"{recipe} has no last reading; see {folder}/{recipe}.log"
     return readings
 
 
 def files_and_words(recipe: str) -> list[str]:
-    """What `mrl train` is given: the recipe's own file, the task's lengths, and rates by its updates."""
+    """Return arguments of `mrl train`: the recipe's files, the task's lengths, rates by the updates."""
     files = _files(recipe)
     if recipe in QUICKSTARTS:
         return files
@@ -135,7 +134,7 @@ def _optimizer(rate: float, recipe: str) -> str:
 
 
 def readings_of(folder: Path, recipe: str) -> list[float] | None:
-    """The validation accuracies of a run that has reached its last step."""
+    """Return the validation accuracies of a run that reached its last step, else None."""
     path = folder / "runs" / recipe / "metrics.jsonl"
     rows = {row["step"]: row for row in metrics_log.read(path)} if path.is_file() else {}
     if "val/reward" not in rows.get(steps_of(recipe), {}):
@@ -144,7 +143,7 @@ def readings_of(folder: Path, recipe: str) -> list[float] | None:
 
 
 def figure(readings: Sequence[float]) -> float:
-    """The mean of the last readings.
+    """Return the mean of the last readings.
 
     >>> figure([0.2, 0.8, 0.9, 1.0])
     0.9
@@ -153,7 +152,7 @@ def figure(readings: Sequence[float]) -> float:
 
 
 def table(out: Path) -> Iterator[str]:
-    """Markdown: a row for each recipe that has a run, with each start's figure and their mean."""
+    """Yield a Markdown table: per recipe with a run, each start's figure and their mean."""
     starts = sorted(out.glob("start-*"), key=lambda folder: int(folder.name.rpartition("-")[2]))
     yield f"| recipe | updates a step | {' | '.join(f.name.replace('-', ' ') for f in starts)} | mean |"
     yield "|---|---|" + "---|" * (len(starts) + 1)
@@ -167,7 +166,7 @@ def table(out: Path) -> Iterator[str]:
 
 
 def mrl(*words: str, log: Path, seconds: float = 3 * 3600.0) -> None:
-    """One command with its output in a file. Raises CalledProcessError, TimeoutExpired."""
+    """Run a command with its output in `log`; raise CalledProcessError or TimeoutExpired."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with log.open("w") as stream:
         subprocess.run(

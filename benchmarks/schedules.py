@@ -1,10 +1,10 @@
-"""python -m benchmarks.schedules CONFIG ...: schedules against each other, on real engines and with the same load.
+"""python -m benchmarks.schedules CONFIG ...: compare schedules on real engines under the same load.
 
-Every response has a length of its own, drawn by its prompt and sample (bench_load.py), and runs to it whatever the policy says; rewards are
-hashes. A step of one schedule therefore trains as many tokens as the same step of another, and no group is
-filtered. Each schedule is run twice from its start, in turn, so that a change of the machine's speed hits all.
+Each response's length is drawn by its prompt and sample (bench_load.py), not by the policy; rewards are
+hashes. So the same step of each schedule trains equally many tokens, and no group is filtered. Schedules run
+in turn, each twice from its start, so that a change of the machine's speed affects all of them.
 
-Where environments answer, turns end where the policy ends them and rewards are the environments'.
+With environments, the policy ends turns and the environments give rewards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS = 2
 
 
 def schedule_overrides(schedule: str) -> list[str]:
-    """The overrides of "on_policy", or of "stream" with settings of its section behind colons.
+    """Return the overrides of a schedule with settings of its section after colons.
 
     >>> schedule_overrides("stream:max_staleness=2:sync_every=4")
     ['loop.schedule=stream', 'stream.max_staleness=2', 'stream.sync_every=4']
@@ -45,11 +45,16 @@ def bench_stream(
     sigma: float = 0.9,
     mean: float | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Figures of each schedule, over at least `num_steps` steps of all its runs after `warm_up` of each; seconds are of the wall.
+    """Measure each schedule over at least `num_steps` steps in all, after `warm_up` steps per run.
 
-    `mean`, `sigma`: of a response's tokens, where no environment answers; `mean` is a quarter of rollout.max_response_tokens where
-    it is None. ConfigError for a number that measures nothing.
-    """
+    Args:
+        sigma, mean: Of response lengths without environments; None: rollout.max_response_tokens / 4.
+
+    Returns:
+        Figures by schedule; seconds are wall time.
+
+    Raises:
+        ConfigError: A number does not allow a measurement."""
     if num_steps < 1 or warm_up < 0 or sigma < 0 or (mean is not None and mean < 1):
         raise ConfigError(
             f"--steps {num_steps} and --mean {mean} must be at least 1, --warm-up {warm_up} and "
@@ -57,29 +62,29 @@ def bench_stream(
         )
     if mean is not None and any(config.agent for config in configs.values()):
         raise ConfigError(
-            f"--mean {mean} is of responses whose lengths are drawn, and turns of the section agent end where "
-            "the policy ends them; remove one of the two"
+            f"--mean {mean} sets drawn response lengths, but the policy ends turns of the section agent; "
+            "remove one of the two"
         )
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in configs}
     for _ in range(ROUNDS):
         for name, config in configs.items():
             count = warm_up + -(-num_steps // ROUNDS)
             rows[name] += measured(config, steps=count, sigma=sigma, mean=mean)[warm_up:]
-    figures = {name: _figures(found) for name, found in rows.items()}
+    figures = {name: _figures(schedule) for name, schedule in rows.items()}
     first = next(iter(figures.values()))
-    for found in figures.values():
+    for schedule in figures.values():
         for speed_up, seconds in (("speed_up", "step_seconds"), ("mean_speed_up", "mean_step_seconds")):
-            found[speed_up] = first[seconds] / found[seconds]
+            schedule[speed_up] = first[seconds] / schedule[seconds]
     return figures
 
 
 def measured(config: Config, *, steps: int, sigma: float, mean: float | None) -> list[dict[str, Any]]:
-    """The rows of one run under the load; `mean`, `sigma` as in bench_stream()."""
+    """Return the rows of one run under the load; `mean` and `sigma` as in bench_stream()."""
     return measured_rows(_loaded(config), whole_run, num_steps=steps, lengths=_lengths(config, sigma, mean))
 
 
 def _loaded(config: Config) -> Config:
-    """No filter, and rewards by hash, computed by as many reward workers as are configured, where they are not environments'."""
+    """Remove the filter; replace rewards, except environments', by hashes in the configured workers."""
     if config.agent:
         return changed(config, algorithm={"filter": None})
     path = f"{hashed.__module__}:{hashed.__name__}"
@@ -135,11 +140,11 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 
 
 def stream_table(figures: Mapping[str, Mapping[str, Any]]) -> str:
-    """The figures for people, one line for each schedule."""
+    """Return the figures as text, one line per schedule."""
     width = max(len(name) for name in (*figures, "schedule")) + 2
     lines = [f"{'schedule':<{width}}" + "".join(f"{heading:>11}" for heading, _, _ in COLUMNS)]
-    for name, found in figures.items():
-        values = (format(found[figure], form) for _, figure, form in COLUMNS)
+    for name, schedule in figures.items():
+        values = (format(schedule[figure], form) for _, figure, form in COLUMNS)
         lines.append(f"{name:<{width}}" + "".join(f"{value:>11}" for value in values))
     counted = len(next(iter(figures.values()))["steps"])
     lines.append(
@@ -154,15 +159,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--schedules",
         default="on_policy,stream:max_staleness=2",
-        help="separated by commas; settings of `stream` after colons; the first one is compared with",
+        help="separated by commas; settings of `stream` after colons; the first is the reference",
     )
-    parser.add_argument("--steps", type=int, default=15, help="measured of each schedule, in two runs")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps of each run before them")
-    parser.add_argument("--sigma", type=float, default=0.9, help="deviation of the logarithm of the lengths")
-    parser.add_argument(
-        "--mean", type=float, help="tokens of a response; a quarter of the longest by default"
-    )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--steps", type=int, default=15, help="measured steps per schedule, in two runs")
+    parser.add_argument("--warm-up", type=int, default=3, help="steps of each run before measuring")
+    parser.add_argument("--sigma", type=float, default=0.9, help="standard deviation of the log length")
+    parser.add_argument("--mean", type=float, help="mean response length; default: a quarter of the longest")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_intermixed_args(arguments)
     names = options.schedules.split(",")
     if len(set(names)) < len(names):

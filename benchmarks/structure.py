@@ -1,11 +1,11 @@
-"""Print the size and the shape of the code: lines, words, settings, arrows, and names that have more than one home.
+"""Print the size and shape of the code: lines, words, settings, arrows, and names with more than one home.
 
     python -m benchmarks.structure [CHECKOUT]
 
-An arrow of a folder is a pair of its entries (files and folders directly in it) of which one imports the other; a folder's arrows
-are what a reader sees on opening it. A name has more than one home when two modules define a public class, or a public
-function, of that name at their top level. Arrows and homes leave tests and benchmarks out. Settings are counted by the checkout's own
-code. Older checkouts, whose folders were imported by their bare names, are read as well.
+An arrow of a folder is a pair of its entries (files and folders directly in it), one of which imports the
+other. A name has more than one home if two modules define a public class, or a public function, of that name
+at their top level. Arrows and homes exclude tests and benchmarks. The checkout's own code counts settings.
+Older checkouts, whose folders were imported by their bare names, work too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COUNT_SETTINGS = """
 from mrl.config.describe import settings
 print(sum(not setting.form.startswith(": section") for setting in settings()))
 """
-"""Counts the settings that `mrl settings` lists, without the lines of whole sections."""
+"""Counts the settings that `mrl settings` lists, without sections."""
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """Each file by its path from the root without suffix; a package is the path of its __init__."""
+    """Return each file by its path from the root without suffix; a package is the path of its __init__."""
     files = [path for top in TOP for path in (root / top).rglob("*.py")]
     return {str(path.relative_to(root).with_suffix("")): path for path in files}
 
@@ -94,7 +94,7 @@ def lines_of(path: Path) -> int:
 
 
 def code_lines_of(path: Path) -> int:
-    """Lines that hold code: neither blank, nor comment, nor of a string that stands alone."""
+    """Count lines of code: not blank, not comments, not strings that are statements."""
     text = path.read_text()
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     code = {line for t in tokens if t.type not in LAYOUT for line in range(t.start[0], t.end[0] + 1)}
@@ -105,7 +105,7 @@ def code_lines_of(path: Path) -> int:
 
 
 def arrows_of(modules: dict[str, Path]) -> set[tuple[str, str]]:
-    """Pairs of files of which the first imports the second, imports inside functions included."""
+    """Return pairs of files, the first of which imports the second, also inside functions."""
     named = {}
     for entry in modules:
         dotted = entry.replace("/", ".").removesuffix(".__init__")
@@ -120,7 +120,7 @@ def arrows_of(modules: dict[str, Path]) -> set[tuple[str, str]]:
 
 @functools.cache
 def imports(path: Path) -> frozenset[str]:
-    """Dotted names that a file imports, each module and each name of a `from`."""
+    """Return the dotted names that a file imports: each module and each name of a `from`."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -131,7 +131,7 @@ def imports(path: Path) -> frozenset[str]:
 
 
 def face(arrows: set[tuple[str, str]], folder: str) -> int:
-    """The arrows between the entries directly in a folder."""
+    """Count the arrows between the entries directly in a folder."""
     ends = {(entry(a, folder), entry(b, folder)) for a, b in arrows if _in(a, folder) and _in(b, folder)}
     return sum(a != b for a, b in ends)
 
@@ -141,7 +141,7 @@ def _in(path: str, folder: str) -> bool:
 
 
 def entry(path: str, folder: str) -> str:
-    """The entry of a folder in which a file lies.
+    """Return the entry of a folder that contains a file.
 
     >>> entry("mrl/rewards/pool/queues", "mrl/rewards")
     'pool'
@@ -150,10 +150,7 @@ def entry(path: str, folder: str) -> str:
 
 
 def homes_of(modules: dict[str, Path], *kinds: type[ast.stmt]) -> dict[str, list[str]]:
-    """Return the files of each public top-level name of these kinds that has more than one.
-
-    `main` is every program's and does not count.
-    """
+    """Return the files of each public top-level name of these kinds that has more than one, except `main`."""
     homes: defaultdict[str, list[str]] = defaultdict(list)
     for path, file in sorted(modules.items()):
         for node in ast.parse(file.read_text()).body:
@@ -163,7 +160,7 @@ def homes_of(modules: dict[str, Path], *kinds: type[ast.stmt]) -> dict[str, list
 
 
 def shared_base_names(modules: dict[str, Path]) -> dict[str, list[str]]:
-    """Return the files of each base name that a top-level folder has more than once, packages' own files aside."""
+    """Return the files of each base name that a top-level folder has more than once, except `__init__`."""
     named: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for path in sorted(modules):
         top, base = path.partition("/")[0], path.rpartition("/")[2]

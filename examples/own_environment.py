@@ -1,4 +1,4 @@
-"""Own environment: a lock of three digits that says how many stand in the right place. `agent.environment: own_environment.py:Lock`"""
+"""Own environment: a lock that counts correct digits (`agent.environment: own_environment.py:Lock`)."""
 
 import random
 

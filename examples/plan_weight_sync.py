@@ -1,4 +1,4 @@
-"""The plan of a weight sync as a library: what moves between which slots, for any layouts, without a model or a GPU."""
+"""Plan a weight sync as a library: what moves between slots, for any layouts, without a model or a GPU."""
 
 import json
 
@@ -25,5 +25,5 @@ print(f"already on the slot: {summary['bytes_local'] / 1e9:.1f} GB, crossing slo
 print(f"lower bound of what must cross: {summary['lower_bound_cross_slot_bytes'] / 1e9:.1f} GB")
 first = plan.part(0).windows[0]
 print(
-    f"slot 0, first window: {len(first.sends)} sends, {len(first.receives)} receives, {len(first.local)} local copies"
+    f"slot 0, window 0: {len(first.sends)} sends, {len(first.receives)} receives, {len(first.local)} copies"
 )

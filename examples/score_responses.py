@@ -1,4 +1,4 @@
-"""Reward workers alone, without an engine: what responses of anywhere are worth, by any section `reward`."""
+"""Score any responses with reward workers and a `reward` section, without an engine."""
 
 import mrl
 

@@ -1,4 +1,4 @@
-"""Advantages and losses in a plain PyTorch loop, without an engine: GRPO teaches a table of logits to say token 3."""
+"""Use advantages and losses in a plain PyTorch loop: GRPO teaches a table of logits to generate token 3."""
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ for step in range(41):
     per_token = {**batch.arrays, "loss_mask": batch.loss_mask}
     arrays = {name: torch.from_numpy(array) for name, array in per_token.items()}
     counts = {"num_tokens": float(SAMPLES * LENGTH), "num_sequences": float(SAMPLES)}
-    each = {"logprobs": logprobs, "entropy": entropy, "arrays": arrays, "denominators": counts}
-    loss, _ = objective(**each, segments=Segments.of(np.full(SAMPLES, LENGTH)))
+    inputs = {"logprobs": logprobs, "entropy": entropy, "arrays": arrays, "denominators": counts}
+    loss, _ = objective(**inputs, segments=Segments.of(np.full(SAMPLES, LENGTH)))
     logits.grad = None
     loss.backward()
     optimizer.step()

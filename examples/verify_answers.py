@@ -1,6 +1,6 @@
-"""The maths verifier as a library: is the answer in this response the right one?
+"""Use the maths verifier as a library to check the answer in a response.
 
-Runs in this process, so it is for responses you trust; a run verifies in reward workers that are ended at their deadline.
+It runs in this process, so use it for responses you trust; a run verifies in reward workers with deadlines.
 """
 
 from mrl.rewards.maths.maths_rules import MathsRules
@@ -11,7 +11,7 @@ CASES = [
     ("37 + 58 = 95, so \\boxed{95}", "95"),
     ("The answer is \\boxed{\\frac{1}{2}}", "0.5"),
     ("\\boxed{(x-1)(x+1)}", "x^2-1"),
-    ("\\boxed{2 or 3}", "2"),  # a hedge is wrong
+    ("\\boxed{2 or 3}", "2"),  # two answers count as incorrect
     ("I do not know", "7"),
 ]
 

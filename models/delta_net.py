@@ -31,7 +31,7 @@ class DeltaNet:
     @property
     def share(self) -> int:
         """Value heads per key head."""
-        return divide(self.value_heads, self.key_heads, what="value heads of delta nets over their key heads")
+        return divide(self.value_heads, self.key_heads, name="value heads of delta nets over their key heads")
 
     @property
     def keys(self) -> int:
@@ -110,7 +110,7 @@ def engine_rows(
     `projections`: vLLM's name -> segments, each split over tp separately. vLLM keeps A_log in float32,
     whatever the other dtypes. Source: vLLM 0.32, model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py.
     """
-    divide(net.key_heads, engine.shard.tp, what="key heads of delta nets over vLLM's tp")
+    divide(net.key_heads, engine.shard.tp, name="key heads of delta nets over vLLM's tp")
     for projection, parts in projections.items():
         yield engine.sections(f"{name}.{projection}.weight", parts, hidden)
     conv = f"{name}.conv1d.weight"

@@ -52,7 +52,7 @@ class EngineRows:
         pieces, offset = [], 0
         for tensor, rows, units in parts:
             shares = min(self.shard.tp, units)
-            share = divide(rows, shares, what=f"rows of {tensor} over vLLM's tp")
+            share = divide(rows, shares, name=f"rows of {tensor} over vLLM's tp")
             index = self.shard.tp_rank * shares // self.shard.tp
             zero = (0,) * len(columns)
             pieces.append(TensorSlice(tensor, (index * share, *zero), (share, *columns), (offset, *zero)))
@@ -65,7 +65,7 @@ class EngineRows:
         """Concatenate runs of rows, each split over tp separately; vectors have no columns."""
         pieces, offset, zero = [], 0, (0,) * len(columns)
         for part in parts:
-            share = divide(part.rows, self.shard.tp, what=f"rows of {part.tensor} over vLLM's tp")
+            share = divide(part.rows, self.shard.tp, name=f"rows of {part.tensor} over vLLM's tp")
             start = part.start + self.shard.tp_rank * share
             pieces.append(TensorSlice(part.tensor, (start, *zero), (share, *columns), (offset, *zero)))
             offset += share
@@ -73,14 +73,14 @@ class EngineRows:
 
     def split_columns(self, name: str, rows: int, columns: int) -> LocalTensor:
         """Return a share of the columns of the checkpoint tensor of the same name."""
-        share = divide(columns, self.shard.tp, what=f"columns of {name} over vLLM's tp")
+        share = divide(columns, self.shard.tp, name=f"columns of {name} over vLLM's tp")
         piece = TensorSlice(name, (0, self.shard.tp_rank * share), (rows, share), (0, 0))
         return self._tensor(name, (rows, share), [piece])
 
     def vocabulary(self, name: str, vocab: int, columns: int) -> LocalTensor:
         """Pad the rows to a multiple of 64, then split them; the padding is not loaded."""
         padded = padded_vocab(vocab, multiple=VOCAB_PADDING)
-        share = divide(padded, self.shard.tp, what="padded vocabulary over vLLM's tp")
+        share = divide(padded, self.shard.tp, name="padded vocabulary over vLLM's tp")
         start = self.shard.tp_rank * share
         rows = max(0, min(vocab - start, share))
         pieces = [TensorSlice(name, (start, 0), (rows, columns), (0, 0))] if rows else []
@@ -90,7 +90,7 @@ class EngineRows:
         """Yield w13 [experts, 2 * inner, hidden] (gate, up) and w2 [experts, hidden, inner] of a layer."""
         hidden, name_of = experts.hidden, experts.name_of
         parts, index = (self.shard.tp, self.shard.tp_rank) if self.shard.ep == 1 else (1, 0)
-        share = divide(experts.inner, parts, what=f"expert width of {name} over vLLM's tp")
+        share = divide(experts.inner, parts, name=f"expert width of {name} over vLLM's tp")
         local_experts = self.shard.experts(experts.count)
         w13 = [
             TensorSlice(name_of(expert, part), (index * share, 0), (share, hidden), (local, half * share, 0))
@@ -119,7 +119,7 @@ class EngineRows:
         """
         hidden, groups = field(hf, "hidden_size"), field(hf, "num_key_value_heads")
         heads, width, name = self.heads(hf), head_dim(hf), f"{layer}.self_attn"
-        divide(*sorted((groups, self.shard.tp), reverse=True), what="key-value heads and vLLM's tp")
+        divide(*sorted((groups, self.shard.tp), reverse=True), name="key-value heads and vLLM's tp")
         heads_of = (("q", heads * (1 + gated)), ("k", groups), ("v", groups))
         if qkv_bias:
             biases = [(f"{name}.{part}_proj.bias", count * width, count) for part, count in heads_of]
@@ -134,7 +134,7 @@ class EngineRows:
     def heads(self, hf: HfConfig) -> int:
         """Return the number of query heads, which tp must divide."""
         heads = field(hf, "num_attention_heads")
-        divide(heads, self.shard.tp, what="attention heads over vLLM's tp")
+        divide(heads, self.shard.tp, name="attention heads over vLLM's tp")
         return heads
 
     def _tensor(

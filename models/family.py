@@ -215,7 +215,7 @@ class Family:
     def _attention(self, hf: HfConfig) -> dict[str, bool]:
         return {"qk_norm": self.qk_norm(hf), "qkv_bias": self.qkv_bias(hf), "gated": self.output_gate}
 
-    def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[ParameterRows]:
+    def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, numbers: range) -> list[ParameterRows]:
         """Return the rows of the router, its correction biases, a rank's experts, and the shared MLP."""
         module, experts = f"{layer}.{self.moe_module}", self.experts(hf, layer)
         weight = whole_tensor(f"{module}.gate.weight", experts.count)
@@ -223,7 +223,7 @@ class Family:
         if self.correction:
             biases = whole_tensor(f"{module}.{self.correction}", experts.count)
             result.append(ParameterRows("mlp.router.expert_bias", biases, None, role="correction"))
-        result += rows.expert_mlps(experts, own, spec)
+        result += rows.expert_mlps(experts, numbers, spec)
         if inner := self.shared_width(hf):
             shared = f"{module}.{self.shared_module}"
             result += rows.gated_mlp(
@@ -374,5 +374,5 @@ def _own_experts(family: Family, hf: HfConfig, layout: Layout, place: RankCoordi
         raise ConfigError(
             f"ep x etp = {layout.ep} x {layout.etp} must be 1 x 1, because {family.model_type} has no experts"
         )
-    share = divide(count, layout.ep, what="experts over ep")
+    share = divide(count, layout.ep, name="experts over ep")
     return range(place.ep * share, (place.ep + 1) * share)

@@ -84,11 +84,11 @@ class Layout:
         return [self.coordinates(rank) for rank in range(self.world_size)]
 
 
-def divide(value: int, parts: int, *, what: str) -> int:
-    """Return value / parts. Raises ConfigError if it is not an integer; `what` names the quantity."""
+def divide(value: int, parts: int, *, name: str) -> int:
+    """Return value / parts. Raise ConfigError about the quantity `name` if it is not an integer."""
     if value % parts:
         raise ConfigError(
-            f"{what}: {value} cannot be split into {parts} equal parts; choose a layout that divides it"
+            f"{name}: {value} cannot be split into {parts} equal parts; choose a layout that divides it"
         )
     return value // parts
 

@@ -59,7 +59,7 @@ def grouped_query_attention(
     splits groups and gathers activations, so no weights are replicated.
     """
     heads, groups, width = field(hf, "num_attention_heads"), field(hf, "num_key_value_heads"), head_dim(hf)
-    share = divide(heads, groups, what="attention heads per query group")
+    share = divide(heads, groups, name="attention heads per query group")
     attention = f"{layer}.self_attn"
 
     def queries(group: int, tensor: str) -> list[CheckpointRows]:
@@ -114,18 +114,18 @@ def gated_mlp(
     ]
 
 
-def expert_mlps(experts: Experts, own: Iterable[int], spec: Spec) -> list[ParameterRows]:
-    """Return the experts of one rank (`own`, global numbers), which are numbered locally from 0."""
+def expert_mlps(experts: Experts, numbers: Iterable[int], spec: Spec) -> list[ParameterRows]:
+    """Return the experts of one rank (global `numbers`), which are numbered locally from 0."""
     hidden, inner, name_of = experts.hidden, experts.inner, experts.name_of
     if spec.experts == "stacked":
-        first = [(CheckpointRows(name_of(e, part), 0, inner),) for e in own for part in ("gate", "up")]
-        second = [(CheckpointRows(name_of(e, "down"), 0, hidden),) for e in own]
+        first = [(CheckpointRows(name_of(e, part), 0, inner),) for e in numbers for part in ("gate", "up")]
+        second = [(CheckpointRows(name_of(e, "down"), 0, hidden),) for e in numbers]
         return [
             ParameterRows("mlp.experts.weight1", tuple(first), hidden, "etp"),
             ParameterRows("mlp.experts.weight2", tuple(second), inner, "etp", dim=1),
         ]
     rows: list[ParameterRows] = []
-    for local, expert in enumerate(own):
+    for local, expert in enumerate(numbers):
         grouped = spec.experts == "grouped"
         name = "mlp.experts" if grouped else f"mlp.experts.local_experts.{local}"
         suffix = f".weight{local}" if grouped else ".weight"

@@ -1,13 +1,12 @@
 """Describe tensors by name: a checkpoint's, those of one trainer or engine rank, and their correspondence.
 
-A checkpoint tensor is a tensor of the Hugging Face folder. A `TensorSlice` states that a box of a local parameter
+A checkpoint tensor is a tensor of the Hugging Face folder. A `TensorSlice` states that a box of a parameter
 equals a box of a checkpoint tensor (same shape, element for element). A `LocalTensor` is one parameter of one
 rank with all its pieces; elements without a piece are padding. Loading, export, the gather path and the plan
 of a weight sync all use this description.
 
-A family's name table (models/families) is a list of `ParameterRows`s: the whole Megatron parameter as blocks of
-checkpoint rows, and how it is split. The checkpoint's tensors and every rank's pieces follow from the rows.
-This module imports no engine.
+A family's name table (models/families) is a list of `ParameterRows`: the whole Megatron parameter as blocks
+of checkpoint rows, and its split. Checkpoint tensors and ranks' pieces follow. Imports no engine.
 
 Some folders (gpt-oss) store all experts of a layer in one tensor, each of them transposed. Here such a tensor
 is the concatenation of the experts' rows, as in trainer and engine; its *stack* describes the folder's form.
@@ -161,7 +160,8 @@ def shard_row(
 ) -> LocalTensor:
     """Return part `index` of `parts` of a row as a local parameter named prefix + row.name.
 
-    >>> shard_row(ParameterRows("w", whole_tensor("a", 8), 4, "tp"), parts=2, index=1, chunk=0, dtype="float32").pieces
+    >>> row = ParameterRows("w", whole_tensor("a", 8), 4, "tp")
+    >>> shard_row(row, parts=2, index=1, chunk=0, dtype="float32").pieces
     (TensorSlice(tensor='a', start=(4, 0), shape=(4, 4), local_start=(0, 0)),)
     """
     name = prefix + row.name
@@ -171,7 +171,7 @@ def shard_row(
     offset = 0
     for block in row.blocks:
         size = row.padded_rows or sum(s.rows for s in block)
-        share = divide(size, parts, what=f"rows of {name}")
+        share = divide(size, parts, name=f"rows of {name}")
         pieces.extend(
             _cut_block(
                 block, low=index * share, high=(index + 1) * share, offset=offset, trailing=row.trailing
@@ -200,7 +200,7 @@ def _cut_columns(
     row: ParameterRows, *, parts: int, index: int, chunk: int, dtype: str, name: str
 ) -> LocalTensor:
     assert isinstance(row.columns, int), f"{name}: only a matrix has columns to split"
-    share = divide(row.columns, parts, what=f"columns of {name}")
+    share = divide(row.columns, parts, name=f"columns of {name}")
     pieces, position = [], 0
     for segment in (s for block in row.blocks for s in block):
         pieces.append(

@@ -36,14 +36,14 @@ def reward_model_config(hf: Mapping[str, Any]) -> dict[str, Any]:
     return {**hf, "architectures": [name.partition("For")[0] + SCORED], **LABEL_KEYS}
 
 
-def require_one_score(hf: Mapping[str, Any], *, what: str) -> None:
-    """Raise ConfigError, starting with `what`, if a reward model returns anything but one score per response;
+def require_one_score(hf: Mapping[str, Any], *, source: str) -> None:
+    """Raise ConfigError, starting with `source`, unless a reward model returns one score per response;
     `step_score` labels process reward models of earlier releases."""
     if not has_score(hf):
         return
     if (heads := num_heads_of_score(hf)) > 1:
         raise ConfigError(
-            f"{what} gives {heads} numbers; classes or the heads of an ensemble are not a reward"
+            f"{source} gives {heads} numbers; classes or the heads of an ensemble are not a reward"
         )
     if "step_score" in (hf.get("id2label") or {}).values():
-        raise ConfigError(f"{what} scores the steps of a response, not the response")
+        raise ConfigError(f"{source} scores the steps of a response, not the response")

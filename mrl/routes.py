@@ -41,11 +41,11 @@ class Routes:
         return np.concatenate([p.block[p.start : p.stop, numbers] for p in self.pieces])
 
 
-def one_after_other(first: Routes | None, more: Routes | None) -> Routes | None:
+def one_after_other(first: Routes | None, second: Routes | None) -> Routes | None:
     """Join the routes of a response with those of its continuation."""
-    if first is None or more is None:
-        return first or more
-    return Routes(first.pieces + more.pieces, first.missing + more.missing)
+    if first is None or second is None:
+        return first or second
+    return Routes(first.pieces + second.pieces, first.missing + second.missing)
 
 
 def in_one_block(routes: Sequence[Routes | None], keep: Keep) -> tuple[Routes | None, ...]:

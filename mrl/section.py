@@ -27,7 +27,7 @@ class Section(BaseModel):
         return self
 
 
-def one_of(what: str, choices: Any) -> Callable[[Any], Any]:
+def one_of(kind: str, choices: Any) -> Callable[[Any], Any]:
     """Return a validator whose error lists the valid names (a Literal's, or a tuple), the closest first."""
     names = [str(name) for name in get_args(choices) or choices]
 
@@ -36,14 +36,14 @@ def one_of(what: str, choices: Any) -> Callable[[Any], Any]:
             return value
         close = difflib.get_close_matches(value, names, n=1, cutoff=0.4)
         hint = f"did you mean '{close[0]}'? " if close else ""
-        raise ValueError(f"unknown {what} '{value}': {hint}known: {', '.join(names)}")
+        raise ValueError(f"unknown {kind} '{value}': {hint}known: {', '.join(names)}")
 
     return check
 
 
-def chosen(what: str, key: str, literal: Any, *, default: str) -> BeforeValidator:
+def chosen(kind: str, key: str, literal: Any, *, default: str) -> BeforeValidator:
     """Return a validator for a union of sections told apart by `key`: fills it in, refuses unknown ones."""
-    check = one_of(what, literal)
+    check = one_of(kind, literal)
 
     def choose(value: Any) -> Any:
         return value | {key: check(value.get(key, default))} if isinstance(value, dict) else value

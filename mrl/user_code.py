@@ -57,7 +57,7 @@ def child_path() -> dict[str, str]:
 
 
 def find_callable(
-    path: str, *, setting: str, what: Literal["function", "class"]
+    path: str, *, setting: str, kind: Literal["function", "class"]
 ) -> tuple[ModuleType, Callable[..., Any]]:
     """Return (module, callable) of `package.module:name` or `file.py:name`.
 
@@ -78,9 +78,9 @@ def find_callable(
         ) from error
     target = getattr(module, name, None)
     if not callable(target):
-        is_one = inspect.isclass if what == "class" else inspect.isfunction
+        is_one = inspect.isclass if kind == "class" else inspect.isfunction
         offered = sorted(n for n, v in vars(module).items() if is_one(v) and not n.startswith("_"))
-        raise ConfigError(f"{where}: {place} has no {what} {name!r}; it has {offered}")
+        raise ConfigError(f"{where}: {place} has no {kind} {name!r}; it has {offered}")
     return module, target
 
 

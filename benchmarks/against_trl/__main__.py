@@ -1,11 +1,11 @@
-"""A GRPO step of ours beside TRL's, the same workload in turn on one machine, and beside the two engines called alone.
+"""Compare our GRPO step with TRL's, in turn on one machine, and with vLLM and Megatron called alone.
 
     python -m venv work/trl && work/trl/bin/pip install trl==1.16.0
-    python -m benchmarks.against_trl --trl work/trl/bin/python --out work/against_trl [--workloads W2 W3] [--rounds 2] [--processes 1 2]
+    python -m benchmarks.against_trl --trl work/trl/bin/python --out OUT [--workloads W2 W3] [--processes 1 2]
 
-Nothing else should run: threads of both wait for each other by spinning, so that half a core of other work makes a step several
-times as long. A round is one run of each; figures are medians over the steps of all rounds. With two processes each trainer is data parallel over
-two ranks of one thread, with an engine each, instead of one rank of two threads; each is fairly read at its faster one.
+Run nothing else: waiting threads spin, so half a core of other work makes a step several times as long. A
+round is one run of each; figures are medians over the steps of all rounds. With two processes, each trainer
+is data parallel over two ranks of one thread instead of one rank of two; compare each at its faster setting.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from benchmarks.against_trl.workloads import THREADS, WORKLOADS
 
 HERE = Path(__file__).parent
 MICROBATCH_SAMPLES = {"tiny": 4, "W": 256, "W2": 128, "W3": 32}
-"""Samples of a pass of TRL's: the whole step, or what fits into memory when all are as long as the longest."""
+"""Samples per pass of TRL: the whole step, or what fits into memory if all are as long as the longest."""
 MICROBATCH_TOKENS = 8192
 DEADLINE_SECONDS = 3600.0
 Spent = dict[str, list[float]]
-"""By phase, seconds of each step."""
+"""Seconds of each step by phase."""
 
 
 def main() -> None:
@@ -38,31 +38,27 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--trl", type=Path, help="the Python of an environment with TRL; without it TRL is left out"
-    )
+    parser.add_argument("--trl", type=Path, help="Python of an environment with TRL; without it: no TRL")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["W", "W2", "W3"])
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument(
-        "--processes", type=int, nargs="+", choices=(1, 2), default=[1], help="ranks of either trainer"
-    )
-    parser.add_argument("--steps", type=int, default=4, help="of a run, after one of warm-up")
-    parser.add_argument("--eager", action="store_true", help="vLLM without its compiler, here and alone")
-    parser.add_argument("words", nargs="*", help="settings of our runs, as of mrl train")
+    parser.add_argument("--processes", type=int, nargs="+", choices=(1, 2), default=[1], help="trainer ranks")
+    parser.add_argument("--steps", type=int, default=4, help="steps per run, after one warm-up step")
+    parser.add_argument("--eager", action="store_true", help="run vLLM without its compiler, here and alone")
+    parser.add_argument("words", nargs="*", help="settings of our runs, as for mrl train")
     options = parser.parse_args()
     for name in options.workloads:
         rounds: dict[int, list[dict[str, Spent]]] = {count: [] for count in options.processes}
         for number, processes in itertools.product(range(options.rounds), options.processes):
             folder = options.out / name / f"round-{number}-of-{processes}"
             rounds[processes].append(_round(name, folder, processes, options))
-        for processes, own in rounds.items():
-            (options.out / name / f"rounds-of-{processes}.json").write_text(json.dumps(own, indent=1) + "\n")
-            print("\n".join(_table(f"{name}, {processes} of each", own)), flush=True)
+        for processes, runs in rounds.items():
+            (options.out / name / f"rounds-of-{processes}.json").write_text(json.dumps(runs, indent=1) + "\n")
+            print("\n".join(_table(f"{name}, {processes} of each", runs)), flush=True)
 
 
 def _round(name: str, folder: Path, processes: int, options: argparse.Namespace) -> dict[str, Spent]:
-    """By who ran: ours, TRL (trl), and the engines alone, which are one process each."""
+    """Measure one round; return {"ours", "trl", "alone"}: seconds of each."""
     words = [*options.words, *(["rollout.enforce_eager=true"] if options.eager else [])]
     made = ours.measure(
         WORKLOADS[name],
@@ -101,7 +97,7 @@ def _round(name: str, folder: Path, processes: int, options: argparse.Namespace)
 
 
 def _run(*command: str, out: Path, threads: int = THREADS) -> Spent:
-    """What a program measured. CalledProcessError, TimeoutExpired."""
+    """Run a program and return what it measured; raise CalledProcessError or TimeoutExpired."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
@@ -117,19 +113,19 @@ def _run(*command: str, out: Path, threads: int = THREADS) -> Spent:
 
 
 def _table(name: str, rounds: list[dict[str, Spent]]) -> Iterator[str]:
-    """Markdown: a row for each phase, and the step."""
+    """Yield a Markdown table: a row per phase, and the step."""
     yield f"| {name} | ours s | TRL s | TRL / ours | alone s | ours / alone |"
     yield "|---|---|---|---|---|---|"
     for phase in ("generate", "recompute", "update", "sync", "step"):
-        own, theirs, alone = (_median(rounds, side, phase) for side in ("ours", "trl", "alone"))
-        cells = [_told(own), _told(theirs), _over(theirs, own), _told(alone), _over(own, alone)]
+        mrl, trl, alone = (_median(rounds, side, phase) for side in ("ours", "trl", "alone"))
+        cells = [_told(mrl), _told(trl), _over(trl, mrl), _told(alone), _over(mrl, alone)]
         yield f"| {phase} | {' | '.join(cells)} |"
     lengths = (_told(_median(rounds, side, "response_tokens")) for side in ("ours", "trl"))
     yield f"| response tokens | {' | '.join(lengths)} | | | |"
 
 
 def _median(rounds: list[dict[str, Spent]], side: str, phase: str) -> float | None:
-    values = [value for each in rounds for value in each[side].get(phase, [])]
+    values = [value for entry in rounds for value in entry[side].get(phase, [])]
     return statistics.median(values) if values else None
 
 

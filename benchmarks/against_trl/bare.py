@@ -1,10 +1,10 @@
-"""vLLM and megatron-core called alone on a workload: how fast a step could be if only the two ran.
+"""Measure vLLM and megatron-core called alone on a workload: a lower bound of a step's time.
 
 python -m benchmarks.against_trl.bare vllm W2 --out vllm.json
 python -m benchmarks.against_trl.bare megatron W2 --out megatron.json
 
-vLLM generates the workload's responses; Megatron's own GPTModel, layers and optimizer make the log-probs of as many tokens, and
-one update of them. Its microbatches have `--microbatch-tokens`, padded to their longest sample, as it has no other form on CPU.
+vLLM generates the responses; Megatron's GPTModel, layers and optimizer compute as many tokens' log-probs and
+update once. Microbatches have `--microbatch-tokens`, padded to their longest sample: all that works on CPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--microbatch-tokens", type=int, default=8192)
-    parser.add_argument("--eager", action="store_true", help="vLLM without its compiler")
+    parser.add_argument("--eager", action="store_true", help="run vLLM without its compiler")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     work, repeats = WORKLOADS[options.workload], WARM_UP + options.repeats
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _generate(work: Workload, repeats: int, *, eager: bool) -> list[float]:
-    """Seconds of generating a step's responses."""
+    """Return the seconds of generating the responses of each step."""
     import torch
     from vllm import LLM, SamplingParams
 
@@ -69,15 +69,15 @@ def _generate(work: Workload, repeats: int, *, eager: bool) -> list[float]:
             detokenize=False,
             stop_token_ids=[0] if work.is_ragged else None,
         )
-        asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in step for _ in range(work.samples)]
+        requests: list[Any] = [{"prompt_token_ids": prompt} for prompt in step for _ in range(work.samples)]
         start = time.perf_counter()
-        engine.generate(asked, params, use_tqdm=False)
+        engine.generate(requests, params, use_tqdm=False)
         spent.append(time.perf_counter() - start)
     return spent
 
 
 def _train(work: Workload, repeats: int, most: int) -> dict[str, list[float]]:
-    """Seconds of a pass for log-probs, and of one update."""
+    """Return the seconds of each pass for log-probs and of each update."""
     alone = _Megatron(work, list(_microbatches(work, most)))
     seconds: dict[str, list[float]] = {"recompute": [], "update": []}
     for _ in range(repeats):
@@ -91,7 +91,7 @@ def _train(work: Workload, repeats: int, most: int) -> dict[str, list[float]]:
 
 
 class _Megatron:
-    """Megatron's model, its data parallelism and its optimizer over one rank, and the microbatches of a step."""
+    """Megatron's model, data parallelism and optimizer on one rank, and the microbatches of a step."""
 
     def __init__(self, work: Workload, batches: list[Any]) -> None:
         import torch
@@ -115,14 +115,14 @@ class _Megatron:
         self._batches, self._longest = batches, work.max_length
 
     def score(self) -> list[Any]:
-        """Log-probs of every microbatch."""
+        """Return the log-probs of every microbatch."""
         import torch
 
         with torch.no_grad():
             return [_logprobs(batch, self._net) for batch in self._batches]
 
     def update(self, old: list[Any]) -> None:
-        """One optimizer step."""
+        """Make one optimizer step."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         batches = self._batches
@@ -153,7 +153,7 @@ def _free_port() -> int:
 
 
 def _start_alone() -> None:
-    """Process groups of one rank."""
+    """Start process groups of one rank."""
     from mrl.models.layout import Layout
     from mrl.training.platform.parallel import start_process_groups
 
@@ -168,7 +168,7 @@ def _start_alone() -> None:
 
 
 def _logprobs(batch: Any, net: Any) -> Any:
-    """Of each sample's next tokens."""
+    """Return the log-probs of each sample's next tokens."""
     import torch
 
     count, length = batch.shape
@@ -186,7 +186,7 @@ def _loss(new: Any, old: Any, num_microbatches: int) -> tuple[Any, dict[str, Any
 
 
 def _model(work: Workload) -> Any:
-    """Megatron's GPTModel of the workload's shape with its own random weights; only the norm is ours, as Megatron's needs a GPU."""
+    """Build a random GPTModel of the workload's shape with our RMSNorm, because Megatron's needs a GPU."""
     import torch
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -244,7 +244,7 @@ def _model(work: Workload) -> Any:
 
 
 def _microbatches(work: Workload, most: int) -> Iterator[Any]:
-    """[samples, longest] tokens of a step, as many samples as fit beside the padding, from short to long."""
+    """Yield a step's tokens [samples, longest] from short to long, as many samples as fit with padding."""
     import torch
 
     dice = torch.Generator().manual_seed(0)

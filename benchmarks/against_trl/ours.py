@@ -1,5 +1,4 @@
-"""A real `mrl train` of a workload, read from its metrics: trainer ranks and as many engines that take turns, data parallel where there are more
-than one."""
+"""Measure a real `mrl train` of a workload by its metrics; trainer ranks and as many engines take turns."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def shares(prompts, completions, completion_ids, **columns):
 def settings(
     work: Workload, folder: Path, *, steps: int, microbatch_tokens: int, processes: int
 ) -> dict[str, Any]:
-    """The configuration of a run in `folder` of so many trainer ranks, which share THREADS."""
+    """Return the configuration of a run in `folder` whose `processes` trainer ranks share THREADS."""
     threads = THREADS // processes
     return {
         "run": {"name": "ours", "folder": f"{folder}/runs"},
@@ -64,7 +63,7 @@ def settings(
 def measure(
     work: Workload, folder: Path, *, steps: int, microbatch_tokens: int, processes: int, words: list[str]
 ) -> dict[str, Any]:
-    """Seconds of each step after the warm-up, and of its phases. CalledProcessError, TimeoutExpired."""
+    """Return seconds by phase of each step after the warm-up; raise CalledProcessError or TimeoutExpired."""
     folder.mkdir(parents=True)
     write_model(folder / "model", work)
     write_tokenizer(folder / "model", work)

@@ -1,10 +1,10 @@
-"""TRL's GRPOTrainer on a workload, in an environment that has TRL (`pip install trl`), on CPU.
+"""Measure TRL's GRPOTrainer on a workload on CPU, in an environment with TRL (`pip install trl`).
 
 python benchmarks/against_trl/theirs.py W2 --steps 4 --out trl.json
-OMP_NUM_THREADS=1 python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/against_trl/theirs.py W2 --steps 4 --out trl.json
+With two ranks: OMP_NUM_THREADS=1 python -m torch.distributed.run --standalone --nproc-per-node 2 FILE ...
 
-A step is the time from the end of one optimizer step to the end of the next, so that nothing is left out. Generation is
-transformers' own: of TRL's ways to generate on CPU it is the one that needs no second copy of the weights.
+A step lasts from the end of one optimizer step to the end of the next, so nothing is left out. Transformers
+generates: TRL's only way to generate on CPU without a second copy of the weights.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument(
-        "--microbatch",
-        type=int,
-        help="samples of a forward and backward pass, over all processes; the whole step by default",
-    )
+    parser.add_argument("--microbatch", type=int, help="samples per pass, over all processes; default: all")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     work, steps = WORKLOADS[options.workload], WARM_UP + options.steps
@@ -51,7 +47,7 @@ def main() -> None:
 
 
 def _trainer(work: Workload, steps: int, size: int, ends: list[float], generating: list[float]) -> Any:
-    """TRL's own, of so many steps with `size` samples a pass. It notes when the run begins and each step ends, and the seconds of each generation."""
+    """Build TRL's trainer (`size` samples per pass), which appends to `ends` (times) and `generating` (s)."""
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback

@@ -1,7 +1,7 @@
-"""The steps that both trainers make: model, prompts, lengths, reward. Imports nothing of either, as each has its own environment.
+"""Steps that both trainers make: model, prompts, lengths, reward. Imports neither, as environments differ.
 
-A step is one GRPO update of float32 weights by Adam at a constant rate; W and W2 have fixed lengths, W3 is ragged: its prompts
-have 16 tokens and more, and its responses end at each token with a probability of about 1/80, 512 at the latest.
+A step is one GRPO update of float32 weights by Adam at a constant rate. W and W2 have fixed lengths. W3 is
+ragged: 16 or more prompt tokens; a response ends with a probability of 1/80 per token, at 512 at the latest.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Workload:
     prompt_length: int
     response_length: int
     shortest_prompt: int | None = None
-    """Set where lengths are ragged: prompts have between these, responses end when the model says so."""
+    """Set if lengths are ragged: prompts are between the two, and the model ends responses."""
     rate: float = 1e-4
-    """Learning rate; nearly none where the policy would learn to end at once."""
+    """Learning rate; almost 0 if the policy would learn to end at once."""
 
     @property
     def is_ragged(self) -> bool:
@@ -41,7 +41,7 @@ class Workload:
         return self.prompt_length + self.response_length
 
     def drawn(self, count: int) -> list[list[int]]:
-        """The first prompts of the workload's endless row; token 0 ends a response, which only a ragged workload samples."""
+        """Return the workload's first prompts; without token 0 if ragged, where it ends a response."""
         dice, first = random.Random(1234), int(self.is_ragged)
         lengths = (
             dice.randint(self.shortest_prompt, self.prompt_length)
@@ -53,7 +53,7 @@ class Workload:
 
 
 THREADS = 2
-"""Of a trainer, over all its processes; of the engine it takes turns with too."""
+"""Threads of a trainer over all its processes, and of the engines that it takes turns with."""
 W2 = Workload(8, 256, 4, 16, 128, 2048, prompts=16, samples=8, prompt_length=64, response_length=128)
 WORKLOADS = {
     "tiny": Workload(2, 64, 4, 4, 32, 64, prompts=2, samples=2, prompt_length=4, response_length=6),
@@ -62,22 +62,22 @@ WORKLOADS = {
     "W3": dataclasses.replace(W2, prompt_length=256, response_length=512, shortest_prompt=16, rate=1e-8),
 }
 END_LOGIT, NO_END_LOGIT = 1.52, -200.0
-"""Weights of the end token on a coordinate that is `_CONSTANT` in every embedding: a probability of about 1/80, and of 0."""
+"""End-token weights on a coordinate that is `_CONSTANT` in every embedding: probability about 1/80, and 0."""
 _CONSTANT = 0.5
 
 
 def reward(response: list[int]) -> float:
-    """The share of even tokens."""
+    """Return the share of even tokens."""
     return sum(token % 2 == 0 for token in response) / max(1, len(response))
 
 
 def text_of(tokens: list[int]) -> str:
-    """Words that `write_tokenizer`'s tokenizer reads as these tokens."""
+    """Return words that `write_tokenizer`'s tokenizer reads as these tokens."""
     return " ".join(f"t{token}" for token in tokens)
 
 
 def write_model(folder: Path, work: Workload) -> None:
-    """A Qwen3-MoE with random weights (seed 0) as transformers writes it."""
+    """Write a Qwen3-MoE with random weights (seed 0), as transformers does."""
     import torch
     import transformers
 
@@ -122,5 +122,5 @@ def write_tokenizer(folder: Path, work: Workload) -> None:
 
 
 def tell(figures: dict[str, Any], out: Path) -> None:
-    """Figures of a run as JSON."""
+    """Write a run's figures as JSON."""
     out.write_text(json.dumps(figures, indent=1) + "\n")

@@ -4,8 +4,7 @@
         --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout 2
 
 One process per slot is a trainer rank with storage in Megatron's layout; it starts its engine rank as a
-second process. They move weights by the weight sync's own classes. With several nodes, start torchrun on each
-as usual.
+second process. The weight sync's own classes move weights. With several nodes, start torchrun on each.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ _PROCESS_BYTES = 300 << 20
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; return 0, or 1 if a checked weight sync left incorrect bytes; raise ConfigError if
-    it cannot run."""
+    """Run the benchmark; return 0, or 1 for incorrect bytes; raise ConfigError if it cannot run."""
     options = arguments().parse_args(argv)
     torch.set_num_threads(options.threads)
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -106,39 +104,21 @@ def arguments() -> argparse.ArgumentParser:
         prog="benchmarks.resharding", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--model", choices=models.NAMES, default="tiny")
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="share of layers, experts and vocabulary rows"
-    )
-    parser.add_argument(
-        "--train", default="1,1,1", help="tp,pp,ep of the trainer; data parallel fills the world"
-    )
+    parser.add_argument("--scale", type=float, default=1.0, help="share of layers, experts, vocabulary rows")
+    parser.add_argument("--train", default="1,1,1", help="tp,pp,ep of the trainer; dp fills the world")
     parser.add_argument("--rollout", type=int, default=1, help="tp of an engine; engines fill the world")
-    parser.add_argument(
-        "--quantize", choices=FORMS, default="none", help="form of the engines' linear weights"
-    )
+    parser.add_argument("--quantize", choices=FORMS, default="none", help="form of engines' linear weights")
     parser.add_argument("--mode", choices=("planned", "whole", "both"), default="both")
-    parser.add_argument(
-        "--verify",
-        nargs="+",
-        choices=KINDS,
-        default=list(KINDS),
-        help="sync.verify values, one after the other",
-    )
+    parser.add_argument("--verify", nargs="+", choices=KINDS, default=list(KINDS), help="sync.verify values")
     parser.add_argument("--receivers", choices=RECEIVERS, default="storage", help="what receives the weights")
-    parser.add_argument(
-        "--slots-per-node",
-        type=int,
-        help="slots that share memory (default: all of a machine); 1: each slot as on its own machine",
-    )
+    parser.add_argument("--slots-per-node", type=int, help="slots that share memory (default: a machine's)")
     parser.add_argument("--json", help="file for all figures")
     parser.add_argument("--bucket-mib", type=float, default=64.0)
     parser.add_argument("--repeats", type=int, default=5, help="measured sessions; medians are reported")
     parser.add_argument("--warm-up", type=int, default=2, help="sessions before measuring, at least 1")
     parser.add_argument("--threads", type=int, default=1, help="threads per process")
     parser.add_argument("--deadline", type=float, default=300.0, help="longest single wait in seconds")
-    parser.add_argument(
-        "--memory-gib", type=float, default=12.0, help="memory that this node may need; more is refused"
-    )
+    parser.add_argument("--memory-gib", type=float, default=12.0, help="most memory that this node may need")
     parser.add_argument(
         "--check", action=argparse.BooleanOptionalAction, default=True, help="compare every byte, not timed"
     )
@@ -157,16 +137,14 @@ def transport(slots: int, slots_per_node: int) -> str:
 
 
 def layouts(options: argparse.Namespace, world: int) -> tuple[Layout, Layout]:
-    """Return (trainer, engines) layouts over the same ranks; raise ConfigError if they do not divide the
-    world."""
+    """Return (trainer, engines) layouts; raise ConfigError if they do not divide the world."""
     try:
         tp, pp, ep = (int(part) for part in options.train.split(","))
     except ValueError as error:
         raise ConfigError(f"--train {options.train!r} must be tp,pp,ep: three numbers") from error
     if world % (tp * pp) or world % options.rollout:
         raise ConfigError(
-            f"--train tp x pp = {tp} x {pp} and --rollout {options.rollout} must both divide the {world} "
-            "ranks"
+            f"--train tp x pp = {tp} x {pp} and --rollout {options.rollout} must divide the {world} ranks"
         )
     return (
         Layout(tp=tp, pp=pp, ep=ep, dp=world // (tp * pp)),

@@ -20,7 +20,7 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self._seconds = seconds
         self._pipe, theirs = context.Pipe()
-        # An engine has workers of its own, which a daemon may not have.
+        # A daemon may not have workers, but an engine has.
         self._process = context.Process(
             target=_serve, args=(theirs, torch.get_num_threads(), factory, arguments)
         )
@@ -37,8 +37,7 @@ class Child:
         self._pipe.send((method, arguments))
 
     def result(self) -> Any:
-        """Return the started call's result; raise WeightSyncError if it raised (its traceback), ended or is
-        late."""
+        """Return the started call's result; raise WeightSyncError if it raised, ended or is late."""
         try:
             if not self._pipe.poll(self._seconds):
                 raise WeightSyncError(f"process {self.pid} did not answer within {self._seconds:.0f} s")

@@ -56,9 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def link(gbit: float) -> Iterator[None]:
-    """Join two namespaces by a pair of interfaces, and remove both at the end, whatever is left in them.
-
-    Waits for another process's link."""
+    """Join two namespaces by a pair of interfaces, then remove both. Wait for another process's link."""
     if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
         raise ConfigError(f"{' and '.join(missing)} not found: install iproute2")
     with os.fdopen(os.open(LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as lock:

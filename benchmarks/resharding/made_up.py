@@ -1,7 +1,6 @@
 """Made-up checkpoint bytes: any box follows from its tensor's index, its position and the version alone.
 
-So every rank fills its memory and checks what it received, and nobody holds the whole checkpoint. All numbers
-are finite: a loader may compute with them.
+So every rank fills its memory and checks what it received, without the whole checkpoint. Numbers are finite.
 """
 
 from __future__ import annotations

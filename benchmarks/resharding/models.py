@@ -30,8 +30,7 @@ _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 def config_of(name: str, *, scale: float, train: Layout) -> dict[str, Any]:
     """Return a model's HF config with a `scale` (0 to 1) of its layers, experts and vocabulary rows.
 
-    They are rounded up to what the layout divides; bytes shrink by about the square. Widths stay. `tiny` is
-    not scaled."""
+    They are rounded up for the layout; bytes shrink by about the square. Widths and `tiny` are not scaled."""
     if not 0 < scale <= 1:
         raise ConfigError(f"--scale {scale} must be above 0 and at most 1")
     if name == "tiny":

@@ -2,8 +2,7 @@
 
     python -m benchmarks.resharding.one_gpu
 
-Needs only torch, numpy, pyzmq, pydantic, xxhash and psutil; `--device cpu` runs the same steps over shared
-memory.
+Needs torch, numpy, pyzmq, pydantic, xxhash and psutil. `--device cpu` runs the same steps in shared memory.
 
 - weight sync: `PlannedSync` into a real receiver; on one slot all bytes come from leased memory
 - proved: the same with a proof, which digests every byte once at both ends
@@ -130,8 +129,7 @@ class _Sync:
         )
 
     def measure(self, repeats: int) -> dict[str, float]:
-        """Return medians over `repeats`, after one session of each kind: of whole sessions without and with a
-        proof, and of their copies and digests."""
+        """Return median seconds of sessions without and with a proof, after a warm-up, and of their parts."""
         plain = [self._session(full=False) for _ in range(repeats + 1)][1:]
         proved = [self._session(full=True) for _ in range(repeats + 1)][1:]
         return {
@@ -189,8 +187,7 @@ def _in_one_process(device: torch.device, num_bytes: int, repeats: int) -> tuple
 
 
 def _share(figures: dict[str, float], name: str, num_bytes: int) -> float:
-    """Return the speed of moving `num_bytes` in the named seconds, as a share of a device copy's; each byte
-    counts once."""
+    """Return the speed of moving `num_bytes` once in the named seconds, as a share of a device copy's."""
     return figures["device_copy_seconds_per_gb"] * num_bytes / GB / figures[name]
 
 
@@ -209,9 +206,7 @@ def table(report: dict[str, Any]) -> str:
         part = _share(report | seconds, name, size)
         lines.append(f"{title:38}{seconds[name]:10.4f}{size / GB / seconds[name]:10.1f}{part:18.0%}")
     verdict = "met" if share >= TARGET else "missed"
-    lines.append(
-        f"target: the copies of a weight sync at {TARGET:.0%} of a device copy: {share:.0%}, {verdict}"
-    )
+    lines.append(f"target: a weight sync's copies at {TARGET:.0%} of a device copy: {share:.0%}, {verdict}")
     return "\n".join([*lines, f"bytes: {report['check']}"])
 
 
@@ -229,9 +224,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="benchmarks.resharding.one_gpu", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--model", choices=models.NAMES, default="qwen3-30b-a3b")
-    parser.add_argument(
-        "--scale", type=float, default=0.4, help="share of layers, experts, vocabulary: 0.4 is 10 GB"
-    )
+    parser.add_argument("--scale", type=float, default=0.4, help="share of layers, experts; 0.4 is 10 GB")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--bucket-mib", type=float, default=256.0)
     parser.add_argument("--repeats", type=int, default=5)

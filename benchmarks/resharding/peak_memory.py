@@ -13,8 +13,7 @@ _PAGE = 4096
 
 
 class PeakMemory:
-    """Context that measures private pages: shared buffers have a known size and one owner, leased memory is
-    the trainer's."""
+    """Context that measures private pages: shared buffers have a known size, leases are the trainer's."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._pids = pids

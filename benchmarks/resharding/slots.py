@@ -34,8 +34,7 @@ class StorageSlot:
         return [self._receiver.receive(session, StorageConsumer(self._storage))]
 
     def copy_plainly(self, lease: list[dict[str, Any]]) -> float:
-        """Write every parameter once by straight copies from leased memory, which stays mapped as for a
-        receiver; return seconds."""
+        """Copy every parameter once from leased memory, which stays mapped; return seconds."""
         self._copied = reuse_or_open_lease(self._copied, lease)
         memory.synchronize(self._storage.device)
         started = time.monotonic()

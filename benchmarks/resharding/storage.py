@@ -1,7 +1,6 @@
 """An engine rank's parameters without an engine: its loader layout, filled by a consumer of windows.
 
-Stands for modules whose loader storage is kernel storage: everything is written in place, nothing is
-processed.
+Represents modules whose loader storage is kernel storage: all is written in place, nothing is processed.
 """
 
 from __future__ import annotations

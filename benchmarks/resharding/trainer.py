@@ -1,7 +1,6 @@
 """A trainer rank without a Megatron model: its storage layout in shareable memory, filled with made-up bytes.
 
-Has what `planned_sync.SyncedTrainer` requires. Manifests come from the layout; a test elsewhere compares them
-with live models'.
+Has what `planned_sync.SyncedTrainer` requires. Manifests come from the layout; tests compare live models'.
 """
 
 from __future__ import annotations

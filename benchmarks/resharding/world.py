@@ -96,8 +96,7 @@ class Rank:
     ) -> Iterator[tuple[PlannedSync, float]]:
         """Yield (the weight sync as in training, seconds to plan it); free its buffers at the end.
 
-        `mode`: planned; or whole: every engine rank gets every complete tensor and cuts it itself.
-        """
+        `mode`: planned; or whole: every engine rank gets every complete tensor and cuts it itself."""
         sync = SyncSection(bucket_bytes=bucket_bytes, verify=verify, deadline_seconds=self._deadline)
         self._full = verify == "full"
         started = time.monotonic()
@@ -126,14 +125,12 @@ class Rank:
         return phases | {"processor": self._processor_seconds() - busy}
 
     def _processor_seconds(self) -> float:
-        """Return the processor seconds of the main threads of this slot's processes: a session's cost however
-        busy the machine is."""
+        """Return CPU seconds of this slot's main threads: a session's cost, however busy the machine is."""
         pids = [os.getpid(), *([] if self._slot is None else family(self._slot.pid))]
         return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9
 
     def peak(self, weight_sync: PlannedSync) -> int:
-        """Return the private bytes that one session needed at most, of the trainer and of the generation side
-        if it is here."""
+        """Return the peak private bytes of one session, of the trainer and a generation side here."""
         slot = [] if self._slot is None else family(self._slot.pid)
         with PeakMemory([os.getpid()]) as trainer, PeakMemory(slot) as generation:
             self.run(weight_sync)
@@ -147,8 +144,7 @@ class Rank:
     def difference(self, weight_sync: PlannedSync, version: int) -> str | None:
         """Sync other bytes and return a difference, or None.
 
-        Storages, poisoned before, are compared byte by byte; engines by their log-probs, equal to the last
-        bit in all modes."""
+        Poisoned storages are compared byte by byte, engines by log-probs, bit-equal in all modes."""
         self.trainer.fill(version)
         if not self._engine:
             self._ask("poison")

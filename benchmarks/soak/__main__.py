@@ -1,10 +1,11 @@
-"""Days without a fault, in hours: a run under a fault every few minutes, against the same run left alone.
+"""Soak test: compare a run with a fault every few minutes with the same run left alone.
 
     python -m benchmarks.soak --out work/soak --steps 5000 --seed 0 --every-seconds 180
 
-Three legs, each done once and not again where OUT has it: the run left alone; a short run over two machines (network namespaces) whose
-link is slow for a while, against one whose link is not; the run under faults. Two commands may make two legs beside each other (`--legs`), never the same
-one; the one that finds or makes all of them reports. Which faults come at which steps is drawn by the seed and in OUT/plan.json before the first. OUT/report.md says what became of each. Exit code 0: all that it names holds, bit for bit where it says so; 1: something does not.
+Three legs, each made unless OUT has it: the run left alone; a short run over two machines (network
+namespaces) whose link is slow for a while, and one with a fast link; the run under faults. Commands may make
+different legs at the same time (`--legs`); a command with all legs reports. The seed draws the faults into
+OUT/plan.json. OUT/report.md shows each fault's outcome. Exit code 0: every check passed, 1: one failed.
 """
 
 from __future__ import annotations
@@ -49,23 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--every-seconds",
-        type=float,
-        default=180.0,
-        help="of the run left alone; fewer where the deck needs it",
+        "--every-seconds", type=float, default=180.0, help="between faults; less for a big deck"
     )
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
-    parser.add_argument("--disk-megabytes", type=int, default=512, help="of the run folder's file system")
-    parser.add_argument(
-        "--deck", nargs="*", default=DECK, help="TARGET:HOW (plan.py), each once before any again"
-    )
-    parser.add_argument("--no-link", action="store_true", help="without the leg of two machines")
-    parser.add_argument(
-        "--faults", type=int, help="their number, instead of --every-seconds, which needs the run left alone"
-    )
-    parser.add_argument(
-        "--legs", nargs="+", choices=LEGS, default=LEGS, help="makes these alone, and no report"
-    )
+    parser.add_argument("--disk-megabytes", type=int, default=512, help="size of the run folder's disk")
+    parser.add_argument("--deck", nargs="*", default=DECK, help="TARGET:HOW (plan.py), each before any again")
+    parser.add_argument("--no-link", action="store_true", help="skip the leg of two machines")
+    parser.add_argument("--faults", type=int, help="number of faults, instead of --every-seconds")
+    parser.add_argument("--legs", nargs="+", choices=LEGS, default=LEGS, help="make only these, no report")
     options = parser.parse_args(arguments)
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -78,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def legs(recipe: Recipe, out: Path, options: argparse.Namespace) -> tuple[float, dict[str, Any]]:
-    """Makes those that are asked for and not there; the seconds of a step, left alone, and what came of the two machines."""
+    """Make the requested legs unless done; return (step seconds of the run left alone, machines' result)."""
     with nobody_else(out, "data", waits=True):
         recipe.prepare()
     own_mounts()
@@ -97,52 +89,52 @@ def legs(recipe: Recipe, out: Path, options: argparse.Namespace) -> tuple[float,
 
 @contextlib.contextmanager
 def nobody_else(out: Path, leg: str, *, waits: bool = False) -> Iterator[None]:
-    """SoakError where another command makes this leg of OUT, which is not done before its folder is written; or waits for it."""
+    """Lock a leg of OUT; raise SoakError if another command makes it, or wait for that command."""
     with (out / f"{leg}.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise SoakError(f"another command makes the leg {leg} of {out}; wait for its end") from None
+            raise SoakError(f"another command is making the leg {leg} of {out}; wait for its end") from None
         yield
 
 
 def reported(out: Path, options: argparse.Namespace, step_seconds: float, link: dict[str, Any]) -> int:
-    """OUT/report.md and report.json; the exit code."""
+    """Write OUT/report.md and report.json; return the exit code."""
     plan = planned(out, options, step_seconds)
     run, reference = out / "disturbed/run", out / "reference/run"
-    found = report.made(
+    result = report.made(
         out,
         plan,
         differences=[*differences(run, reference), *link["differences"]],
         audit=audited(run),
-        more={
+        extra={
             "steps": options.steps,
             "seconds of a step, left alone": round(step_seconds, 3),
             "two machines": "left out" if options.no_link else link,
         },
     )
-    found.write(out)
-    print("\n".join(found.lines()))
-    return 0 if found.holds else 1
+    result.write(out)
+    print("\n".join(result.lines()))
+    return 0 if result.holds else 1
 
 
 def left_alone(recipe: Recipe, out: Path) -> float:
-    """The run without faults, in OUT/reference; seconds of a step, the median. It resumes where it was cut."""
+    """Make or resume the run without faults in OUT/reference; return its median step seconds."""
     run_folder = out / "reference/run"
     if newest_checkpoint(run_folder) < recipe.steps:
-        say("the run that is left alone")
+        say("the run left alone")
         with temporary_folder() as temporary:
             usage = Usage(out / "reference-usage.jsonl", run_folder, temporary)
             words, log = recipe.command(run_folder.parent), out / "logs/reference.log"
             with Life(words, log=log, environment=environment(TMPDIR=str(temporary))) as life:
                 if code := life.follow(lambda: usage.sample(life, 0)):
-                    raise SoakError(f"the run that is left alone ended with {code}; see {log}")
+                    raise SoakError(f"the run left alone ended with {code}; see {log}")
     rows = metrics_log.read(run_folder / "metrics.jsonl")
     return statistics.median(row["time/step_seconds"] for row in rows)
 
 
 def two_machines(recipe: Recipe, out: Path) -> dict[str, Any]:
-    """Seconds that the slow steps took, and whether the two runs over two machines are one another's equals."""
+    """Compare runs over two machines with a slow and a fast link; return slow seconds and differences."""
     done = out / "two-machines.json"
     if reason := slow_link.impossible():
         return {"left out": reason, "differences": []}
@@ -154,18 +146,18 @@ def two_machines(recipe: Recipe, out: Path) -> dict[str, Any]:
         for folder, slow in zip(folders, (range(0), SLOW_STEPS), strict=True):
             shutil.rmtree(folder, ignore_errors=True)
             seconds.append(round(slow_link.run(short, folder, slow=slow), 1))
-        found = differences(*(folder / "run" for folder in folders))
-        done.write_text(json.dumps({"seconds of slow steps": seconds[1], "differences": found}))
+        unequal = differences(*(folder / "run" for folder in folders))
+        done.write_text(json.dumps({"seconds of slow steps": seconds[1], "differences": unequal}))
     return json.loads(done.read_text())
 
 
 def planned(out: Path, options: argparse.Namespace, step_seconds: float) -> list[Fault]:
-    """What OUT/plan.json has, which is drawn where it is not there."""
+    """Return the faults of OUT/plan.json, drawn if it is missing."""
     path = out / "plan.json"
     if not path.is_file():
         number = options.faults
         if number is None and math.isnan(step_seconds):
-            raise SoakError("how many faults? --faults says it, or the run left alone with --every-seconds")
+            raise SoakError("the number of faults is unknown: set --faults, or make the leg `alone` too")
         if number is None:
             number = max(math.ceil(options.steps * step_seconds / options.every_seconds), len(options.deck))
         plan = draw(
@@ -176,7 +168,7 @@ def planned(out: Path, options: argparse.Namespace, step_seconds: float) -> list
 
 
 def under_faults(recipe: Recipe, plan: Sequence[Fault], out: Path, megabytes: int) -> None:
-    """The run of the faults, on a disk of its own, from its first step; what it wrote is in OUT/disturbed once it is done, and else in OUT/cut."""
+    """Make the run under faults on a separate disk; copy it to OUT/disturbed, or to OUT/cut if it failed."""
     say(f"{len(plan)} faults")
     for name in ("events.jsonl", "usage.jsonl", "cut", "copied"):
         shutil.rmtree(out / name, ignore_errors=True)
@@ -194,20 +186,20 @@ def under_faults(recipe: Recipe, plan: Sequence[Fault], out: Path, megabytes: in
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """With a short name, because those of Ray's sockets are limited."""
+    """Yield a temporary folder with a short name, because names of Ray's sockets are limited."""
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 def audited(run_folder: Path) -> str:
-    """What `mrl audit` finds; empty where each prompt was trained once."""
-    found = audit(run_folder)
-    return "" if found.passes else audit_text(found)
+    """Return the findings of `mrl audit`; empty if each prompt was trained once."""
+    result = audit(run_folder)
+    return "" if result.passes else audit_text(result)
 
 
-def say(what: str) -> None:
-    """A line of progress."""
-    print(f"soak: {what}", flush=True)
+def say(message: str) -> None:
+    """Print a line of progress."""
+    print(f"soak: {message}", flush=True)
 
 
 if __name__ == "__main__":

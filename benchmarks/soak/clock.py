@@ -1,4 +1,4 @@
-"""A wall clock that a run's processes read and a soak moves (clock.c); the machine's own is left alone."""
+"""A wall clock that a run's processes read and a soak moves (clock.c); the machine's clock is unchanged."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SOURCE = Path(__file__).with_name("clock.c")
 
 
 class Clock:
-    """What is to be in the environment of a command, and how far its clock is moved."""
+    """A command's clock: its environment variables and how far it is moved."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: for the library. Without a compiler there is none, and the clock cannot be moved."""
+        """Compile the library into `folder`; without a compiler the clock cannot be moved."""
         self._file, library = folder / "clock-seconds", folder / "clock.so"
         compiler = shutil.which("cc")
         self.can_jump = compiler is not None
@@ -27,11 +27,11 @@ class Clock:
             self.environment = {"LD_PRELOAD": str(library), "MRL_SOAK_CLOCK": str(self._file)}
 
     def jump(self, seconds: int) -> None:
-        """Forwards, or back where it is negative; added to the jumps before."""
+        """Move the clock further by `seconds`, back if negative."""
         self._seconds += seconds
         self._write()
 
     def _write(self) -> None:
-        mode = "r+b" if self._file.exists() else "wb"  # the same file, which they have mapped
+        mode = "r+b" if self._file.exists() else "wb"  # processes have mapped this very file
         with self._file.open(mode) as file:
             file.write(struct.pack("=q", self._seconds))

@@ -1,4 +1,4 @@
-"""Small file systems of this process's own: a run folder that can be full, and a /dev/shm that nobody else uses."""
+"""Private small file systems: a run folder that can be full, and a /dev/shm that nobody else uses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ FILLER = "filler"
 
 
 def own_mounts() -> None:
-    """From now on this process and its children see mounts that others do not, and may make some; a user who is not root becomes root of a
-    namespace of users. Raises OSError where the kernel allows neither. For a process of one thread."""
+    """Give this process (of one thread) and its children private mounts; a user who is not root becomes root
+    of a user namespace. Raise OSError if the kernel forbids it."""
     user, group = os.getuid(), os.getgid()
     if user == 0:
         os.unshare(os.CLONE_NEWNS)
@@ -27,7 +27,7 @@ def own_mounts() -> None:
 
 @contextlib.contextmanager
 def mounted(folder: Path, megabytes: int) -> Iterator[Path]:
-    """The folder, empty and so large, in memory; what is written to it is gone at the end."""
+    """Mount an empty folder in memory; its contents are gone at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     _run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "soak", str(folder))
     try:
@@ -37,14 +37,14 @@ def mounted(folder: Path, megabytes: int) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> None:
-    """Takes all the space that there is."""
+    """Fill the folder's disk."""
     with contextlib.suppress(OSError), (folder / FILLER).open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
 
 
 def make_room(folder: Path) -> None:
-    """Gives it back."""
+    """Free the space that `fill` took."""
     (folder / FILLER).unlink(missing_ok=True)
 
 

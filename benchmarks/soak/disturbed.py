@@ -1,4 +1,4 @@
-"""A run under faults: the same command again after each death until its last step is done, with what was done and seen in events.jsonl."""
+"""A run under faults: restart the command after each death until its last step; log to events.jsonl."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from benchmarks.soak.recipe import Recipe, environment, newest_checkpoint
 from benchmarks.soak.usage import SHARED_MEMORY, Usage
 
 FULL_SECONDS = 300.0
-"""The longest that a disk is full."""
+"""Longest time that a disk stays full."""
 FRUITLESS = 4
-"""Starts on end that make no new step."""
+"""Consecutive starts without a new step, after which the soak fails."""
 CLEAN_SECONDS = 60.0
-"""From the end of a command until nothing of it is left."""
+"""Longest time from the end of a command until nothing of it is left."""
 SAVE_FAILED = "FAILED, training goes on"
 CACHE = "torchinductor_"
-"""torch's, of the user and not of a run."""
+"""Prefix of torch's cache, which belongs to the user, not to a run."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,22 +46,23 @@ class Places:
 
 
 class Disturbed:
-    """Goes on until the run is done, or raises SoakError."""
+    """A run under the faults of a plan."""
 
     def __init__(self, recipe: Recipe, plan: Sequence[Fault], places: Places, clock: Clock) -> None:
         self._recipe, self._plan, self._places, self._clock = recipe, plan, places, clock
         self._usage = Usage(places.out / "usage.jsonl", places.run_folder, places.temporary)
         self._begun = time.monotonic()
         self._number = self._highest = 0
-        """The life, from 1, and the highest step of all."""
+        """Number of the life, from 1, and the highest step so far."""
         self._fired: set[int] = set()
         """Places in the plan."""
         self._recorded = 0
-        """Lines of faults.jsonl that have been seen."""
+        """Lines read from faults.jsonl."""
         self._full_since: float | None = None
         self.clean_seconds = CLEAN_SECONDS
 
     def run(self) -> None:
+        """Restart the command until its last step is done; raise SoakError if starts make no new step."""
         fruitless = 0
         while True:
             before = self._highest
@@ -70,16 +71,14 @@ class Disturbed:
                 return
             fruitless = fruitless + 1 if self._highest == before else 0
             if fruitless == FRUITLESS:
-                raise SoakError(
-                    f"{FRUITLESS} starts on end, up to life {self._number}, made no step after {before}"
-                )
+                raise SoakError(f"{FRUITLESS} starts, up to life {self._number}, made no step after {before}")
 
     def _one_life(self) -> int:
-        """Its exit code."""
+        """Run the command once; return its exit code."""
         places, first = self._places, newest_checkpoint(self._places.run_folder) + 1
         self._number += 1
         self._coming = self._still_to_come(first)
-        more = {
+        variables = {
             "TMPDIR": str(places.temporary),
             "MRL_FAULT": ",".join(self._coming),
             **self._clock.environment,
@@ -87,17 +86,17 @@ class Disturbed:
         self._tell("start", first=first)
         command = self._recipe.command(places.disk, program=faults.__name__)
         log = places.out / f"logs/life-{self._number:03d}.log"
-        with Life(command, log=log, environment=environment(**more)) as life:
+        with Life(command, log=log, environment=environment(**variables)) as life:
             code = life.follow(lambda: self._look(life), lambda line: self._hear(line, life))
             self._tell("exit", code=code, step=life.step)
             self._give_room(life)
             self._wait_until_clean(life)
-            for line in life.new_lines():  # what others said of its end
+            for line in life.new_lines():  # other processes report its end
                 self._hear(line, life)
             return code
 
     def _still_to_come(self, first: int) -> dict[str, int]:
-        """MRL_FAULT's words of the faults that a start at this step may have -> their places in the plan."""
+        """Return MRL_FAULT's words -> place in the plan, for faults possible from this first step."""
         words = {fault.words(first): n for n, fault in enumerate(self._plan) if n not in self._fired}
         return {text: place for text, place in words.items() if text}
 
@@ -107,7 +106,7 @@ class Disturbed:
             self._highest = max(self._highest, step)
             self._tell("step", step=step)
         elif line.strip():
-            self._see_injected(life)  # which was written before the line that tells of it
+            self._see_injected(life)  # a fault is recorded before the line that reports it
             self._tell("says", text=line)
         if SAVE_FAILED in line:
             self._give_room(life)
@@ -122,7 +121,7 @@ class Disturbed:
         self._usage.sample(life, self._number)
 
     def _see_injected(self, life: Life) -> None:
-        """What fault injection has written since the last look."""
+        """Read what fault injection wrote since the last call."""
         path = self._places.run_folder / "faults.jsonl"
         rows = path.read_text().splitlines() if path.is_file() else []
         for row in map(json.loads, rows[self._recorded :]):
@@ -132,7 +131,7 @@ class Disturbed:
         self._recorded = len(rows)
 
     def _do(self, place: int, fault: Fault, life: Life) -> None:
-        """A fault that is the soak's own business."""
+        """Cause a fault without a process: a full disk or a clock jump."""
         if fault.target == DISK and self._full_since is None:
             fill(self._places.disk)
             self._full_since = time.monotonic()
@@ -153,7 +152,7 @@ class Disturbed:
         self._tell("fault", place=place, step=life.step, during=during)
 
     def _wait_until_clean(self, life: Life) -> None:
-        """Until nothing is left, or CLEAN_SECONDS; tells what is."""
+        """Wait until nothing is left, at most CLEAN_SECONDS; log what is."""
         begun, left = time.monotonic(), self._left(life)
         while any(left.values()) and time.monotonic() - begun < self.clean_seconds:
             time.sleep(LOOK_SECONDS)
@@ -167,7 +166,7 @@ class Disturbed:
             "shared": os.listdir(SHARED_MEMORY),
         }
 
-    def _tell(self, what: str, **more: Any) -> None:
-        row = {"at": round(time.monotonic() - self._begun, 2), "life": self._number, "what": what, **more}
+    def _tell(self, kind: str, **fields: Any) -> None:
+        row = {"at": round(time.monotonic() - self._begun, 2), "life": self._number, "what": kind, **fields}
         with (self._places.out / "events.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")

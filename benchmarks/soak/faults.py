@@ -1,16 +1,14 @@
-"""`mrl` under faults: `MRL_FAULT=update:train-1:2 python -m benchmarks.soak.faults train CONFIG` kills trainer rank 1 inside the run's
-second update phase.
+"""`mrl` with injected faults, to see how a death is detected and reported and whether the next start resumes.
 
-To see before it matters what a death does on a machine: how fast it is found, what is said, whether the next start resumes.
-Several faults are separated by commas. Targets: driver, train-N, engine-N (of engines with dp ranks each is counted), vllm-N (a worker
-process of engine N; there is one where rollout.tp is above 1), rollouts-N (the rollout worker of node N), reward, host (of the
-environment), guest (an episode's process), tool (a tool server of an episode), watcher (what cleans up after the driver), and, of a Ray
-that the run has started itself, gcs, raylet and agent. They must live on the driver's node, those of environments and rewards below the
-driver (rollout.workers: driver). The target is stopped as soon as the phase begins, so that its work in the phase stays undone, and
-killed a moment later.
-With a fourth word, HOW@SECONDS, it is let alone for so long, and then killed (`kill`), asked to end (`term`: SIGTERM), stopped for
-PAUSE_SECONDS (`pause`) or for good (`stop`). The phase does not end before that. What was done is written to faults.jsonl in the run
-folder just before.
+`MRL_FAULT=update:train-1:2 python -m benchmarks.soak.faults train CONFIG` kills trainer rank 1 in the run's
+second update phase. Commas separate faults. Targets: driver, train-N, engine-N (N counts dp ranks), vllm-N (a
+worker process of engine N; needs rollout.tp above 1), rollouts-N (the rollout worker of node N), reward, host
+(of environments), guest (an episode's process), tool (an episode's tool server), watcher (which cleans up
+after the driver), and gcs, raylet and agent of a Ray that the run started. All must run on the driver's node;
+those of environments and rewards below the driver (rollout.workers: driver).
+The target is stopped when the phase begins, so that its work stays undone, and killed a moment later.
+With HOW@SECONDS, it runs for so long, then is killed (`kill`), receives SIGTERM (`term`), or is stopped for
+PAUSE_SECONDS (`pause`) or forever (`stop`); the phase waits for that. A record precedes it in faults.jsonl.
 """
 
 from __future__ import annotations
@@ -45,60 +43,61 @@ from mrl.observe.phases import STREAM_PHASES, Event, PhaseClock
 VARIABLE = "MRL_FAULT"
 STOPPED_SECONDS = 0.3
 NOTICE_SECONDS = 1.0
-"""Left to Ray to tell the driver of the death before the phase ends."""
+"""Time for Ray to report the death to the driver before the phase ends."""
 PAUSE_SECONDS = 3.0
 """Far below all deadlines."""
 KINDS = {"driver": False, "reward": False, "host": False, "guest": False, "tool": False}
 KINDS |= {"watcher": False, "gcs": False, "raylet": False, "agent": False}
 KINDS |= {"train": True, "engine": True, "vllm": True, "rollouts": True}
-"""Kinds of targets; whether they have a number."""
+"""Kind of target -> True if it has a number."""
 HOST = ("mrl.agents.environment_host",)
-"""An episode's process is forked from the host's and keeps its command."""
+"""An episode's process is forked from the host and keeps its command."""
 CHILDREN = {"reward": [("mrl.rewards.pool.reward_worker",)], "host": [HOST], "guest": [HOST, HOST]}
 CHILDREN["tool"] = [HOST, HOST, ("",)]
 CHILDREN |= {"watcher": [("session_watcher.py",)]}
 RAYLET = ("raylet/raylet",)
 CHILDREN |= {"gcs": [("gcs/gcs_server",)], "raylet": [RAYLET], "agent": [RAYLET, ("DashboardAgent",)]}
-"""The commands on the way from the driver to processes of its own."""
+"""Commands from the driver down to each kind of its processes."""
 VLLM_WORKER = ("VLLM::Worker", "spawn_main")
 FIND_SECONDS = 60.0
-"""For an episode, or its tool, to begin, and for an actor to say its process."""
+"""Deadline for an episode or its tool to start, and for an actor to return its pid."""
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "pause": signal.SIGSTOP, "stop": signal.SIGSTOP}
 
 
 @dataclasses.dataclass
 class InjectedFault:
-    """One death to come, of a process in a phase."""
+    """A fault of one process in a phase."""
 
     phase: str
     target: str
     count: int
-    """Which occurrence of the phase in this process, from 1."""
+    """Number of the phase in this process, from 1."""
     how: str = "kill"
     """A name in SIGNALS."""
     after: float | None = None
-    """Seconds of the phase before it; None: the target is stopped at its beginning, and killed a moment later."""
+    """Seconds of the phase before it; None: stop the target when the phase begins, kill it a moment later."""
 
     @classmethod
     def parse(cls, text: str) -> InjectedFault:
-        """ConfigError for what is no fault."""
-        said = re.fullmatch(r"(\w+):([a-z]+)(?:-(\d+))?(?::(\d+)(?::(\w+)@(\d+(?:\.\d+)?))?)?", text)
-        phase, kind, number, count, how, after = said.groups() if said else [""] * 6
+        """Parse a fault; raise ConfigError for any other text."""
+        match = re.fullmatch(r"(\w+):([a-z]+)(?:-(\d+))?(?::(\d+)(?::(\w+)@(\d+(?:\.\d+)?))?)?", text)
+        phase, kind, number, count, how, after = match.groups() if match else [""] * 6
         if (
             phase not in STREAM_PHASES
             or KINDS.get(kind) is not bool(number)
             or (how or "kill") not in SIGNALS
         ):
             raise ConfigError(
-                f"{VARIABLE} has {text!r}; a fault is PHASE:TARGET:COUNT or PHASE:TARGET:COUNT:HOW@SECONDS with a phase of "
-                f"{', '.join(STREAM_PHASES)}, a target of {', '.join(k + '-N' * v for k, v in KINDS.items())} and HOW of {', '.join(SIGNALS)}"
+                f"{VARIABLE} has {text!r}; a fault is PHASE:TARGET:COUNT or PHASE:TARGET:COUNT:HOW@SECONDS "
+                f"with a phase of {', '.join(STREAM_PHASES)}, a target of "
+                f"{', '.join(k + '-N' * v for k, v in KINDS.items())} and HOW of {', '.join(SIGNALS)}"
             )
         target = f"{kind}-{number}" if number else kind
         return cls(phase, target, int(count or 1), how or "kill", float(after) if after else None)
 
 
 class FaultInjector:
-    """Listens to the phases and does what the faults say."""
+    """Listener of the phases that injects the faults."""
 
     def __init__(
         self, faults: Sequence[InjectedFault], hybrid: Hybrid, clock: PhaseClock, record: Path
@@ -134,13 +133,13 @@ class FaultInjector:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        if fault.how == "pause":  # this process may be the one that is stopped
+        if fault.how == "pause":  # the target may be this process
             subprocess.Popen(["sh", "-c", f"sleep {PAUSE_SECONDS}; kill -CONT {pid}"])
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, SIGNALS[fault.how])
 
     def _finder(self, target: str) -> Callable[[], int]:
-        """What gives the target's pid; an actor is asked for its own now, in this thread."""
+        """Return a function that finds the target's pid; an actor returns its pid now, in this thread."""
         kind, _, number = target.partition("-")
         if kind == "driver":
             return os.getpid
@@ -149,15 +148,13 @@ class FaultInjector:
         rollout = self._hybrid.rollout
         group = {"train": self._hybrid.train, "rollouts": rollout.workers}.get(kind, rollout)
         if group is None:
-            raise ConfigError(
-                f"{VARIABLE} has {target!r}: there are rollout workers only with rollout.workers = node"
-            )
+            raise ConfigError(f"{VARIABLE} has {target!r}, which needs rollout.workers = node")
         pid = _actor_pid(group, int(number))
         return (lambda: _descendant(pid, VLLM_WORKER, deep=True)) if kind == "vllm" else (lambda: pid)
 
 
 def requested() -> list[InjectedFault]:
-    """What MRL_FAULT asks for; nothing where it is not set."""
+    """Return the faults of MRL_FAULT; none if it is not set."""
     return [
         InjectedFault.parse(part.strip()) for part in os.environ.get(VARIABLE, "").split(",") if part.strip()
     ]
@@ -165,7 +162,7 @@ def requested() -> list[InjectedFault]:
 
 @contextlib.contextmanager
 def injected(faults: Sequence[InjectedFault]) -> Iterator[None]:
-    """Let the runs of this process have these faults, which come before what else listens to the phases."""
+    """Inject these faults into this process's runs, before other listeners of the phases are called."""
     assembled = train.assembled
 
     @contextlib.contextmanager
@@ -184,15 +181,16 @@ def _actor_pid(group: ActorGroup, number: int) -> int:
 
 
 def _descendant(pid: int, *generations: tuple[str, ...], deep: bool = False) -> int:
-    """The first process of the last generation, each of which has one of its words in its name or command; waited for. `deep`: others may
-    lie between two generations, as a server does that forks vLLM's workers."""
+    """Wait for a process of the last generation (one of its words is in its name or command); return its pid.
+
+    `deep`: other processes may be between two generations, like the server that forks vLLM's workers."""
     deadline = time.monotonic() + FIND_SECONDS
     while time.monotonic() < deadline:
-        found = [psutil.Process(pid)]
+        level = [psutil.Process(pid)]
         for words in generations:
-            found = [child for each in found for child in _children(each, deep) if _says(child, words)]
-        if found:
-            return found[0].pid
+            level = [child for parent in level for child in _children(parent, deep) if _says(child, words)]
+        if level:
+            return level[0].pid
         time.sleep(0.05)
     raise ConfigError(f"{VARIABLE}: process {pid} has no descendant with {generations} in their commands")
 

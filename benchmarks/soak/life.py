@@ -1,4 +1,4 @@
-"""One start of a command: its output as it comes, its steps, and its processes."""
+"""One start of a command: its output, its steps and its processes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mrl.launch.cluster.cluster import lives
 
 LOOK_SECONDS = 0.2
 STALLED_SECONDS = 420.0
-"""Without a step, the start included: what is stopped for good has been found long before."""
+"""Longest time without a step, also at the start: stopped processes are detected long before."""
 ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")
-"""Becomes the command, which is asked to end when the soak is gone."""
+"""Becomes the command, which receives SIGTERM when the soak dies."""
 STEP = re.compile(r"^step (\d+)/")
 
 
 class SoakError(MrlError, RuntimeError):
-    """A run of a soak did not go on; says since when."""
+    """A run of a soak stopped or made no more steps."""
 
 
 class Life:
-    """A command that runs; at the end of the `with` block nothing of it does."""
+    """A running command; the end of the `with` block kills all its processes."""
 
     def __init__(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ class Life:
             )
         self._log, self._read, self._rest = log, 0, ""
         self.step = 0
-        """The last whose line it printed."""
+        """Last step whose line it printed."""
         self._members = {self.process.pid: psutil.Process(self.process.pid)}
 
     def __enter__(self) -> Life:
@@ -54,7 +54,7 @@ class Life:
         self.kill()
 
     def new_lines(self) -> list[str]:
-        """What it has printed since the last call, whole lines."""
+        """Return the complete lines printed since the last call."""
         with self._log.open("rb") as stream:
             stream.seek(self._read)
             data = stream.read()
@@ -63,15 +63,15 @@ class Life:
         return lines
 
     def family(self) -> list[psutil.Process]:
-        """All its processes that live, those included whose parents have ended since they were seen."""
+        """Return its living processes, also those whose parents have ended since they were seen."""
         for parent in list(self._members.values()):
             with contextlib.suppress(psutil.Error):
                 self._members |= {child.pid: child for child in parent.children(recursive=True)}
-        self._members = {pid: each for pid, each in self._members.items() if lives(each)}
+        self._members = {pid: process for pid, process in self._members.items() if lives(process)}
         return list(self._members.values())
 
     def kill(self) -> None:
-        """All of them, and nobody else's: psutil compares times of birth."""
+        """Kill its processes; psutil compares start times, so a reused pid is safe."""
         for process in self.family():
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -84,8 +84,8 @@ class Life:
         *,
         stalled_seconds: float = STALLED_SECONDS,
     ) -> int:
-        """Its exit code. Every line is given to `hear` as it comes, and `look` is called several times a second. Raises SoakError where it
-        prints no step for so long."""
+        """Wait for its end; return its exit code. Pass lines to `hear`; call `look` several times a second.
+        Raise SoakError after `stalled_seconds` without a step."""
         moved_at = time.monotonic()
         running = True
         while running:
@@ -105,17 +105,17 @@ class Life:
 
 
 def step_of(line: str) -> int | None:
-    """The step whose line of progress this is.
+    """Return the step of a progress line, else None.
 
     >>> step_of("step 12/5000  reward 0.5"), step_of("resuming at step 12")
     (12, None)
     """
-    found = STEP.match(line)
-    return int(found[1]) if found else None
+    match = STEP.match(line)
+    return int(match[1]) if match else None
 
 
 def command_of(process: psutil.Process) -> str:
-    """Of a process that may end meanwhile; its beginning."""
+    """Return the start of a process's command; the process may end meanwhile."""
     with contextlib.suppress(psutil.Error):
         return " ".join(process.cmdline())[:120] or process.name()
     return f"process {process.pid}"

@@ -1,4 +1,4 @@
-"""Which faults a soak has, drawn by a seed before it starts: processes killed, paused and stopped, a full disk, a clock that jumps."""
+"""Draw a soak's faults by a seed: processes killed, paused and stopped, a full disk, a clock that jumps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from mrl.observe.phases import PHASES
 
 DISK, CLOCK = "disk", "clock"
-"""Targets that are no process; they are the soak's own business and have no phase."""
+"""Targets that are not processes: the soak causes these faults itself, outside any phase."""
 KILLED = "driver train-0 train-1 engine-0 engine-1 reward raylet gcs agent watcher"
-"""Every kind of process that a run on one machine has."""
+"""Every kind of process in a run on one machine."""
 PAUSED = "driver train-0 engine-1 reward raylet gcs"
 STOPPED = "train-1 engine-0 raylet gcs"
-"""For good. Of a driver nobody waits for an answer, and a stopped verifier has a deadline of its own that a paused one comes near to."""
+"""Stopped forever. Nobody waits for a driver; a verifier has a deadline, which a pause nearly reaches."""
 DECK = (
     *(f"{target}:kill" for target in KILLED.split()),
     *(f"{target}:pause" for target in PAUSED.split()),
@@ -24,17 +24,17 @@ DECK = (
     f"{CLOCK}:3600",
     f"{CLOCK}:-86400",
 )
-"""TARGET:HOW, as of faults.py; of a clock the seconds that it jumps by. Each comes before any comes again."""
+"""TARGET:HOW as in faults.py; a clock's HOW is its jump in seconds. Each comes before any comes again."""
 JITTER = 0.3
-"""Of the steps between two faults."""
+"""Share of the steps between two faults."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault to come."""
+    """One planned fault."""
 
     step: int
-    """From 1: the step that has it, or which it comes after where it has no phase."""
+    """Step of the fault, from 1; without a phase it comes after this step."""
     target: str
     how: str
     phase: str = ""
@@ -44,8 +44,8 @@ class Fault:
         return bool(self.phase)
 
     def words(self, first_step: int) -> str:
-        """MRL_FAULT's, for a start whose first step is `first_step`; empty where it has no such step. Every step has every phase once: that of
-        saving too, where nothing is saved."""
+        """Return MRL_FAULT's words if a run starts at `first_step`; empty if the fault's step is earlier.
+        Each step has each phase once, also `save` if nothing is saved."""
         count = self.step - first_step + 1
         if count < 1 or not self.of_process:
             return ""
@@ -57,7 +57,7 @@ class Fault:
 
 
 def draw(seed: int, *, steps: int, number: int, save_every: int, deck: Sequence[str] = DECK) -> list[Fault]:
-    """So many faults in order of their steps, which lie evenly but for the dice; all of the deck, and all phases, before any comes again."""
+    """Draw `number` faults in order of steps, almost evenly spaced; cards and phases repeat when all came."""
     dice = random.Random(seed)
     cards, phases = _dealt(deck, dice), _dealt(PHASES, dice)
     spacing = steps / (number + 1)
@@ -73,6 +73,6 @@ def draw(seed: int, *, steps: int, number: int, save_every: int, deck: Sequence[
 
 
 def _dealt(deck: Sequence[str], dice: random.Random) -> Iterator[str]:
-    """Cards for ever, shuffled anew when all have been dealt."""
+    """Yield cards forever, shuffled again when all have been dealt."""
     while True:
         yield from dice.sample(deck, len(deck))

@@ -1,4 +1,4 @@
-"""A reward that an untrained model earns by chance, so that every step has a gradient: the share of even digits in the response."""
+"""Reward that an untrained model earns by chance, so each step has a gradient: the share of even digits."""
 
 
 def even_digits(data_source, solution_str, ground_truth, extra_info=None) -> float:

@@ -1,4 +1,4 @@
-"""Whether something grows while a run goes on: slopes over steps within its lives, and from life to life."""
+"""Detect growth during a run: slopes over steps within its lives, and from life to life."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 WARM_STEPS = 500
-"""Of a life, in which allocators and caches fill: no slope within it is taken of these."""
+"""First steps of a life, in which allocators and caches fill; excluded from slopes within lives."""
 SAME_AGE_STEPS = 50
-"""The age at which lives are compared with each other."""
+"""Steps of a life after which lives are compared with each other."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slope:
-    """How one figure moved."""
+    """Growth of one figure."""
 
     name: str
     first: float
     last: float
-    """The values at SAME_AGE_STEPS of the first life and at the end of the last one."""
+    """Values after SAME_AGE_STEPS of the first life and at the end of the last one."""
     within: float | None
-    """Per 1,000 steps of the same life; None where no life has two points behind WARM_STEPS."""
+    """Growth per 1,000 steps of a life; None if no life has two points after WARM_STEPS."""
     across: float
-    """Per life, of values at the same age."""
+    """Growth per life, after equally many steps."""
     bound: float
-    """What `within` and `across` may be at most to be called flat."""
+    """Largest `within` and `across` that count as flat."""
 
     @property
     def flat(self) -> bool:
@@ -33,9 +33,9 @@ class Slope:
 
 
 def slope(name: str, lives: Sequence[Sequence[tuple[float, float]]], bound: float) -> Slope | None:
-    """Of points (step, value), life by life, each from its first step on; None where no life has a point behind SAME_AGE_STEPS."""
-    old = [each for each in (_behind(life, SAME_AGE_STEPS) for life in lives) if each]
-    warm = [each for each in (_behind(life, WARM_STEPS) for life in lives) if len(each) > 1]
+    """Return the slope of each life's points (step, value); None without a point after SAME_AGE_STEPS."""
+    old = [points for points in (_behind(life, SAME_AGE_STEPS) for life in lives) if points]
+    warm = [points for points in (_behind(life, WARM_STEPS) for life in lives) if len(points) > 1]
     if not old:
         return None
     ages = [(float(number), life[0][1]) for number, life in enumerate(old)]
@@ -48,7 +48,7 @@ def _behind(life: Sequence[tuple[float, float]], steps: int) -> list[tuple[float
 
 
 def fitted(groups: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """The least-squares slope that all groups of points (x, y) have in common, each with a height of its own; 0 where x never moves.
+    """Return the least-squares slope of groups of points (x, y) with separate offsets; 0 if x is constant.
 
     >>> fitted([[(0, 0), (1, 2)], [(0, 10), (2, 14)]])
     2.0
@@ -62,17 +62,18 @@ def fitted(groups: Sequence[Sequence[tuple[float, float]]]) -> float:
 
 
 def slopes(samples: Sequence[Mapping[str, float]], bounds: Mapping[str, tuple[float, float]]) -> list[Slope]:
-    """Of rows with "life", "step" and figures; of each life without its last step, in which it ends. `bounds`: by a figure's name, or by its beginning
-    before a slash, what it may grow by: the larger of a number and a part of its median."""
+    """Return the slopes of figures in rows with "life" and "step", without each life's last step.
+
+    `bounds`: by a figure's name, or that before a slash: (number, share of the median); the larger counts."""
     lives = [_until_last_step([row for row in samples if row["life"] == n]) for n in _lives(samples)]
     names = sorted({name for life in lives for row in life for name in row if "/" in name})
-    found = []
+    results = []
     for name in names:
         points = [[(row["step"], row[name]) for row in life if name in row] for life in lives]
         least, part = bounds.get(name) or bounds[name.partition("/")[0]]
         middle = statistics.median(value for life in points for _, value in life)
-        found.append(slope(name, points, max(least, part * middle)))
-    return [each for each in found if each is not None]
+        results.append(slope(name, points, max(least, part * middle)))
+    return [result for result in results if result is not None]
 
 
 def _lives(samples: Sequence[Mapping[str, float]]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The leg of two machines: a run over two Ray nodes in network namespaces, whose link is slow for some of its steps, against one that is left alone."""
+"""The leg of two machines: a run on two Ray nodes in network namespaces whose link is slow for some steps."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ PORT_BASE = 31600
 
 
 def impossible() -> str:
-    """Why there cannot be namespaces here; empty where there can."""
+    """Return why network namespaces cannot be made here; empty if they can."""
     if os.geteuid():
         return "network namespaces need root"
     return "" if shutil.which("tc") and shutil.which("ip") else "iproute2 is not installed"
 
 
 def run(recipe: Recipe, out: Path, *, slow: range) -> float:
-    """A run of the recipe over both machines in OUT/run, with a link that is slow while it makes these steps; the seconds that they took. Raises
-    SoakError where it fails or stands still."""
+    """Run the recipe over both machines in OUT/run, with a slow link in steps `slow`; return their seconds.
+    Raise SoakError if it fails or stalls."""
     turned: list[float] = []
 
     def look() -> None:
-        """Turns the link slow, and fast again."""
+        """Slow the link, and make it fast again."""
         goal = (slow.start, slow.stop)[len(turned)] if slow and len(turned) < 2 else None
         if goal is not None and life.step >= goal - 1:
             _limit((SLOW, FAST)[len(turned)])
@@ -47,7 +47,7 @@ def run(recipe: Recipe, out: Path, *, slow: range) -> float:
 
 
 def _agent(recipe: Recipe, out: Path, node: int) -> Life:
-    """torchrun of a machine; node 0 has the store at which they meet."""
+    """Start torchrun of a machine; node 0 has the store."""
     torchrun = ["-m", "torch.distributed.run", "--nnodes", str(len(NAMES)), "--node-rank", str(node)]
     torchrun += ["--nproc-per-node", "1"]
     torchrun += ["--master-addr", ADDRESSES[0], "--master-port", str(PORT), "-m", "mrl.launch.torchrun"]

@@ -1,4 +1,4 @@
-"""What a run's processes hold, looked up in /proc: memory, descriptors, threads, shared memory, files of Ray, the run folder."""
+"""Measure what a run uses: memory, descriptors, threads, shared memory, Ray's files, the run folder."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ KINDS = {
     "reward": r"mrl\.rewards",
     "driver": r"mrl\.cli",
 }
-"""What the commands of a kind of process contain; the first that fits."""
+"""Kind of process -> pattern of its command; the first match counts."""
 
 
 class Usage:
-    """A file of samples: a row with the life and the step every few seconds."""
+    """A file of samples: one row per SAMPLE_SECONDS, with the life and the step."""
 
     def __init__(self, path: Path, run_folder: Path, temporary: Path) -> None:
         """`temporary`: TMPDIR of the command."""
@@ -38,27 +38,27 @@ class Usage:
         self._sampled_at = time.monotonic()
 
     def sample(self, life: Life, number: int) -> None:
-        """Writes a row, where it is time and the life has made a step."""
+        """Write a row if it is due and the life has made a step."""
         if time.monotonic() - self._sampled_at < SAMPLE_SECONDS or not life.step:
             return
         self._sampled_at = time.monotonic()
-        figures = measured((each.pid for each in life.family()), self._run_folder, self._temporary)
+        figures = measured((process.pid for process in life.family()), self._run_folder, self._temporary)
         with self._path.open("a") as file:
             file.write(json.dumps({"life": number, "step": life.step, **figures}) + "\n")
 
 
 def measured(pids: Iterable[int], run_folder: Path, temporary: Path) -> dict[str, float]:
-    """Figures by name. memory/KIND [bytes] is what is resident and not shared, of all processes of the kind; descriptors/KIND and threads/KIND
-    likewise; shared_memory/... of /dev/shm, ray/... of the folder for temporary files, run/... of the run folder: files and bytes."""
+    """Return figures by name: memory/KIND [bytes, resident and private], descriptors/KIND, threads/KIND and
+    processes/KIND; files and bytes of shared_memory/ (/dev/shm), ray/ (`temporary`) and run/."""
     figures: collections.Counter[str] = collections.Counter()
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):
             folder = Path(f"/proc/{pid}")
             resident, shared = map(int, (folder / "statm").read_text().split()[1:3])
             kind = kind_of((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-            found = {"memory": (resident - shared) * PAGE, "descriptors": len(os.listdir(folder / "fd"))}
-            found |= {"threads": len(os.listdir(folder / "task")), "processes": 1}
-            for name, value in found.items():
+            counts = {"memory": (resident - shared) * PAGE, "descriptors": len(os.listdir(folder / "fd"))}
+            counts |= {"threads": len(os.listdir(folder / "task")), "processes": 1}
+            for name, value in counts.items():
                 figures[f"{name}/{kind}"] += value
                 figures[f"{name}/all"] += value
     for name, place in (("shared_memory", SHARED_MEMORY), ("ray", temporary), ("run", run_folder)):
@@ -67,16 +67,16 @@ def measured(pids: Iterable[int], run_folder: Path, temporary: Path) -> dict[str
 
 
 def kind_of(command: str) -> str:
-    """Of the process with this command.
+    """Return the kind of the process with this command.
 
-    >>> kind_of("/site-packages/ray/core/src/ray/raylet/raylet --port 1"), kind_of("ray::TrainActor.step"), kind_of("sleep 3")
+    >>> kind_of("/ray/raylet/raylet --port 1"), kind_of("ray::TrainActor.step"), kind_of("sleep 3")
     ('raylet', 'train', 'other')
     """
     return next((kind for kind, words in KINDS.items() if re.search(words, command)), "other")
 
 
 def _files(folder: Path) -> tuple[int, int]:
-    """Their number and the bytes that they take on the disk."""
+    """Return the number of files and the bytes that they use on the disk."""
     number = taken = 0
     for path, _, names in os.walk(folder):
         for name in names:

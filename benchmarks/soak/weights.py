@@ -1,4 +1,4 @@
-"""Whether two runs ended with the same state to the last bit: weights, master weights, optimizer and random generators of their last checkpoints."""
+"""Compare two runs' last checkpoints bit by bit: weights, master weights, optimizer, random generators."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from mrl.training.checkpoint.checkpoint_folder import EXTRA_FILE, MANIFEST, file
 
 
 def differences(run: Path, other: Path) -> list[str]:
-    """Sentences; none where the last checkpoints of both run folders are of one step and equal. The loop's own state, which has times, is left out."""
-    steps = [newest_checkpoint(each) for each in (run, other)]
+    """Return sentences about differences between the last checkpoints, except in the loop's state (times)."""
+    steps = [newest_checkpoint(folder) for folder in (run, other)]
     if steps[0] != steps[1] or not steps[0]:
         return [f"{run} ended at step {steps[0]}, {other} at step {steps[1]}"]
-    folders = [each / "checkpoints" / name_of(step) for each, step in zip((run, other), steps, strict=True)]
+    folders = [path / "checkpoints" / name_of(step) for path, step in zip((run, other), steps, strict=True)]
     names = sorted({name for folder in folders for name in file_names(folder)} - {EXTRA_FILE, MANIFEST})
-    return [
-        f"checkpoint file {name} differs" for name in names if not _equal(*(each / name for each in folders))
-    ]
+    return [f"checkpoint file {name} differs" for name in names if not _equal(*(f / name for f in folders))]
 
 
 def _equal(path: Path, other: Path) -> bool:

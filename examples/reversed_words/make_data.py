@@ -1,4 +1,4 @@
-"""Own data: short words and their reversals as jsonl rows, with columns of our own names (config.yaml says which is which).
+"""Own data: short words and their reversals as jsonl rows, whose column names config.yaml maps.
 
 python examples/reversed_words/make_data.py FOLDER
 """

@@ -1,4 +1,4 @@
-"""Own model: a Hugging Face folder with random weights; a published Qwen3, Mixtral or DeepSeek-V3 folder is used in the same way.
+"""Own model: a Hugging Face folder with random weights; use a published folder (Qwen3, Mixtral) the same way.
 
 python examples/reversed_words/make_model.py FOLDER
 """
@@ -19,9 +19,9 @@ def main(folder: str) -> None:
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
-        vocab_size=len(names), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True,
-        max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
+        vocab_size=len(names), hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64,
+        norm_topk_prob=True, max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
     )  # fmt: skip
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
     print(f"{folder}: {len(names)} tokens")

@@ -71,7 +71,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
     def say(data: Mapping[str, Any], **options: Any) -> None:
         log.debug("%s", data["lines"])
 
-    # Ray's long messages about deaths, which deaths.py explains in one line, may arrive as late as its shutdown.
+    # Ray's messages about deaths may arrive as late as its shutdown; deaths.py explains each in one line.
     with patch.object(worker, "print_to_stdstream", say), _connected(launch, num_slots) as ray:
         yield ray
 

@@ -2,7 +2,7 @@
 
 nvidia-smi asks the driver, torch sees what this environment can use, Ray has what it was started with, and
 the installed vLLM is built for GPUs or CPUs. If they disagree, a run trains on CPUs, waits forever for GPUs,
-or leaves some idle: each is refused before a model loads. `find_gpus` only gathers, `disagreements` only judges.
+or leaves some idle: each is refused before a model loads. `find_gpus` gathers, `disagreements` judges.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def _cpu_run(gpus: Gpus) -> list[str]:
         return []
     why = "the GPUs are hidden" if gpus.hidden else "no GPU is visible"
     return [
-        f"{why} ({gpus.counts_text}) and the installed vLLM is a GPU build; start on a node with GPUs, or {FOR_CPU} "
-        "for a run on CPU"
+        f"{why} ({gpus.counts_text}) and the installed vLLM is a GPU build; start on a node with GPUs, or "
+        f"{FOR_CPU} for a run on CPU"
     ]
 
 
@@ -152,19 +152,19 @@ def _counts(gpus: Gpus, shown: int, ray: int | None, slots: int | None) -> list[
     offered = gpus.torch if ray is None else ray
     if ray is not None and gpus.torch > ray == 0:
         return [
-            f"{gpus.counts_text}, and Ray has none: start its node with them (sbatch --gpus-per-node, ray start "
-            "--num-gpus)"
+            f"{gpus.counts_text}, and Ray has none: start its node with them (sbatch --gpus-per-node, "
+            "ray start --num-gpus)"
         ]
     if ray is not None and ray > gpus.torch > 0:
         return [
-            f"{gpus.counts_text}, and Ray offers {ray}: start its node with --num-gpus={gpus.torch}, or correct "
-            "CUDA_VISIBLE_DEVICES of the process that starts it"
+            f"{gpus.counts_text}, and Ray offers {ray}: start its node with --num-gpus={gpus.torch}, or "
+            "correct CUDA_VISIBLE_DEVICES of the process that starts it"
         ]
     num_visible = 0 if gpus.visible is None else len(gpus.visible.split(","))
     if gpus.torch and num_visible > gpus.torch:
         return [
-            f"{gpus.counts_text}: the variable names {num_visible}, of which {num_visible - gpus.torch} do not "
-            "exist; correct it"
+            f"{gpus.counts_text}: the variable names {num_visible}, of which {num_visible - gpus.torch} do "
+            "not exist; correct it"
         ]
     if slots is not None and 0 < offered < slots:
         return [

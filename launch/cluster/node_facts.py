@@ -77,13 +77,13 @@ class NodeFacts:
         )
 
 
-def skew(asked: float, told: float, answered: float) -> float:
-    """Return the smallest clock difference that explains a response; 0 if `told` is between the others.
+def skew(sent: float, reported: float, received: float) -> float:
+    """Return the smallest clock difference that explains a response; 0 if `reported` is between the others.
 
     >>> skew(10.0, 12.0, 13.0), skew(10.0, 15.0, 13.0), skew(10.0, 9.0, 13.0)
     (0.0, 2.0, -1.0)
     """
-    return max(0.0, told - answered) + min(0.0, told - asked)
+    return max(0.0, reported - received) + min(0.0, reported - sent)
 
 
 def write_speed(folder: Path) -> float:
@@ -109,12 +109,12 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def cgroup_memory_left(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> int | float:
     """Return the bytes that the job's cgroups (v2) still allow, file cache included; infinite without
     limit."""
     remaining = float("inf")
-    lines = own.read_text().splitlines() if own.is_file() else []
+    lines = membership.read_text().splitlines() if membership.is_file() else []
     path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
     for folder in [root / path, *(root / path).parents]:
         if not folder.is_relative_to(root):

@@ -186,7 +186,7 @@ def check_critic(config: Config) -> None:
         return
     hf = read_config(path)
     require_trainable(hf)
-    require_one_score(hf, what=f"critic.path = {path}")
+    require_one_score(hf, source=f"critic.path = {path}")
     _check_weights(path, path)
     if Path(config.model.path).exists() and hf["vocab_size"] != read_config(config.model.path)["vocab_size"]:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""`mrl eval`: measure greedy reward, avg@k, pass@k and solve rates of a model folder, without trainer or Ray."""
+"""`mrl eval`: measure greedy reward, avg@k, pass@k and solve rates of a model folder; no trainer, no Ray."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def evaluate(config: Config, *, out: str | None = None, train: bool = False) -> 
     if train:
         if not config.loop.validation.num_samples:
             raise ConfigError(
-                "loop.validation.num_samples is 0, and greedy responses give no solve rate; set it, e.g. to 16"
+                "loop.validation.num_samples is 0: greedy responses give no solve rate; set it, e.g. to 16"
             )
         data = config.data.model_copy(update={"validation": config.data.train, "difficulty": None})
         config = config.model_copy(update={"data": data})

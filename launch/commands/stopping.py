@@ -2,7 +2,7 @@
 
 SIGINT (Ctrl-C) and SIGTERM end the run. SIGUSR1 (a batch system's warning before its time limit) also
 requests to be queued again, by the exit code. A SIGTERM within ONE_REQUEST_SECONDS of another is the same
-request: `timeout` (coreutils) and some batch systems signal a command and its group. Programs call `request_stop`.
+request: `timeout` and some batch systems signal a command and its group. Programs call `request_stop`.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: T
     if config.training.lora is not None:
         raise ConfigError(f"tune.objective = {name} trains all weights; remove training.lora")
     path = config.model.path
-    require_one_score(read_config(path), what=f"tune.objective: model.path = {path}")
+    require_one_score(read_config(path), source=f"tune.objective: model.path = {path}")
     pad = scored_config["pad_token_id"]
     for row in rows.rows:
         if any((response.tokens[:-1][response.mask[1:]] == pad).any() for response in row.responses):

@@ -58,7 +58,7 @@ class ActorGroup[A: Actor]:
         threads: int = 1,
         environment: Mapping[str, str],
         own_environments: Sequence[Mapping[str, str]] = (),
-        told: Sequence[Any] = (),
+        facts: Sequence[Any] = (),
         log_folder: str,
     ) -> None:
         """Start the actors.
@@ -70,7 +70,7 @@ class ActorGroup[A: Actor]:
             threads: Concurrent calls of an actor.
             environment: Variables of all processes.
             own_environments: More variables of each process.
-            told: Argument of each actor about itself; by default its number.
+            facts: Argument of each actor about itself; by default its number.
         """
         import ray
 
@@ -81,7 +81,7 @@ class ActorGroup[A: Actor]:
         environments = [
             dict(environment) | dict(extra) for extra in own_environments or [{}] * len(strategies)
         ]
-        places = list(zip(strategies, environments, told or range(len(strategies)), strict=True))
+        places = list(zip(strategies, environments, facts or range(len(strategies)), strict=True))
 
         def make(number: int) -> Any:
             strategy, variables, extra = places[number]

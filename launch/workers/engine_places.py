@@ -15,7 +15,7 @@ def places(parts: Sequence[EngineProcess], config: Config, placement: Placement)
     Ray: its slots are the run's, and their GPUs the trainer ranks' or unreserved."""
     slots = [part.slots(config.engine_slots, tp=config.rollout.tp) for part in parts]
     return {
-        "told": parts,
+        "facts": parts,
         "strategies": placement.strategies(part_slots[0] for part_slots in slots),
         "own_environments": [placement.visible(part_slots) for part_slots in slots],
         "slot_share": 0.5,

@@ -65,10 +65,10 @@ class HeadlessGroup(ActorGroup[HeadlessActor]):
     kind = "engine"
 
     def __init__(
-        self, config: Config, *arguments: Any, told: Sequence[EngineProcess], **options: Any
+        self, config: Config, *arguments: Any, facts: Sequence[EngineProcess], **options: Any
     ) -> None:
-        self._parts = told
-        super().__init__(HeadlessActor, config, *arguments, told=told, threads=THREADS, **options)
+        self._parts = facts
+        super().__init__(HeadlessActor, config, *arguments, facts=facts, threads=THREADS, **options)
 
     def name(self, number: int) -> str:
         return self._parts[number].name

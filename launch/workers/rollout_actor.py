@@ -169,7 +169,7 @@ class RolloutActor:
         return list(zip(addresses, devices, [manifest.digest for manifest in self._manifests], strict=True))
 
     def replacement_facts(self) -> tuple[list[tuple[str, str, str]], Address]:
-        """Return `prepare_sync` and `address_for_driver` of a replacement, its last call before it has its weights."""
+        """Return `prepare_sync` and `address_for_driver` of a replacement; weights follow."""
         return self.prepare_sync(), self.address_for_driver()
 
     def manifests(self, digests: Collection[str]) -> dict[str, RankManifest]:

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class RolloutGroup(ActorGroup[RolloutActor]):
     """vLLM engines of a run; engine e has the e-th dp x tp slots of `Config.engine_slots`.
 
-    Each dp rank has a process (mrl/rollout/engine_process.py); a number here is a dp rank, counted over all engines. If
+    Each dp rank has a process (mrl/rollout/engine_process.py); numbers count dp ranks over all engines. If
     its tp slots are on several nodes, its process is on the first one, and `further` has the others.
     """
 

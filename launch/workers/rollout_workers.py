@@ -81,8 +81,8 @@ def worker_places(config: Config, rollout: RolloutGroup, *, by_index: bool) -> l
     )
     if most is not None and most < len(engines):
         raise ConfigError(
-            f"agent.max_environments = {most} with rollout.workers = node: each of {len(engines)} rollout workers "
-            f"opens at least one environment; set agent.max_environments to {len(engines)} or more"
+            f"agent.max_environments = {most} with rollout.workers = node: each of {len(engines)} rollout "
+            f"workers opens at least one environment; set agent.max_environments to {len(engines)} or more"
         )
     return [
         WorkerPlace(
@@ -204,7 +204,7 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
             slot_share=0.0,
             gpus=0.0,
             environment=environment,
-            told=self.places,
+            facts=self.places,
             log_folder=log_folder,
         )
         self._rollout, self._trial, self._described = rollout, trial, descriptions(acting)

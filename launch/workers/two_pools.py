@@ -2,8 +2,8 @@
 
 Both sides start at once and keep their memory: nothing sleeps or is offloaded (`Config.as_placed`), so the
 trainer can train while engines generate. Weights go through shared memory on one machine without GPUs, else
-as messages. A sync in which an engine dies is repeated without it, if `rollout.max_replacements` allows, and a sync
-brings in replacements. Everything else is as in the hybrid engine (colocated.py).
+as messages. If an engine dies in a sync and `rollout.max_replacements` allows it, the sync is repeated
+without it; a sync brings in replacements. Everything else is as in the hybrid engine (colocated.py).
 """
 
 from __future__ import annotations

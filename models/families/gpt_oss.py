@@ -75,7 +75,7 @@ class GptOss(Family):
             ParameterRows("self_attention.core_attention.softmax_offset", sinks, None, "tp"),
         ]
 
-    def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[ParameterRows]:
+    def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, numbers: range) -> list[ParameterRows]:
         """Return the rows of the router with its biases and of one rank's experts, stacked or separate."""
         router, count = f"{layer}.mlp.router", self.num_experts(hf)
         result = [
@@ -85,8 +85,8 @@ class GptOss(Family):
             ParameterRows("mlp.router.bias", whole_tensor(f"{router}.bias", count), None),
         ]
         if spec.experts != "sequential":
-            return result + _expert_rows(hf, layer, own, count, "mlp.experts.{kind}{number}")
-        for local, expert in enumerate(own):
+            return result + _expert_rows(hf, layer, numbers, count, "mlp.experts.{kind}{number}")
+        for local, expert in enumerate(numbers):
             names = f"mlp.experts.local_experts.{local}.linear_fc{{number}}.{{kind}}"
             result += _expert_rows(hf, layer, (expert,), count, names)
         return result
@@ -156,13 +156,13 @@ def _stored(layer: str, part: str, kind: str) -> str:
     return f"{layer}.mlp.experts.{part}_proj" + ("_bias" if kind == "bias" else "")
 
 
-def _expert_rows(hf: HfConfig, layer: str, own: Any, count: int, names: str) -> list[ParameterRows]:
-    """Return weights and biases of the `own` experts as four parameters named by kind and number."""
+def _expert_rows(hf: HfConfig, layer: str, numbers: Any, count: int, names: str) -> list[ParameterRows]:
+    """Return weights and biases of experts (global `numbers`) as four parameters named by kind and number."""
     result = []
     for number, (part, size, columns) in enumerate(_products(hf), start=1):
         for kind in ("weight", "bias"):
             tensor = _stored(layer, part, kind)
-            blocks = tuple((CheckpointRows(tensor, expert * size, size),) for expert in own)
+            blocks = tuple((CheckpointRows(tensor, expert * size, size),) for expert in numbers)
             name = names.format(kind=kind, number=number)
             result.append(ParameterRows(name, blocks, columns if kind == "weight" else None, stack=count))
     return result

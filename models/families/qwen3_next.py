@@ -46,7 +46,7 @@ class Qwen3Next(Qwen3Moe):
         divide(
             field(hf, "linear_num_key_heads"),
             layout.tp * layout.cp,
-            what="key heads of delta nets over tp x cp",
+            name="key heads of delta nets over tp x cp",
         )
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:

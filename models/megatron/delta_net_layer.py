@@ -85,11 +85,11 @@ class PackedDeltaNet(MegatronModule):
         self.layer_number, self.fused = layer_number, fused
         self.tp_group, self.cp_group = pg_collection.tp, pg_collection.cp
         tp = self.tp_group.size()
-        self.key_heads = divide(config.linear_num_key_heads or 0, tp, what="key heads of delta nets over tp")
+        self.key_heads = divide(config.linear_num_key_heads or 0, tp, name="key heads of delta nets over tp")
         self.value_heads = divide(
-            config.linear_num_value_heads or 0, tp, what="value heads of delta nets over tp"
+            config.linear_num_value_heads or 0, tp, name="value heads of delta nets over tp"
         )
-        self.share = divide(self.value_heads, self.key_heads, what="value heads per key head")
+        self.share = divide(self.value_heads, self.key_heads, name="value heads per key head")
         key, value = config.linear_key_head_dim, config.linear_value_head_dim
         assert key and value and config.linear_conv_kernel_dim
         self.key_width, self.value_width = key, value

@@ -48,7 +48,7 @@ class GroupedExperts(MegatronModule):
         )
         hidden, dtype = config.hidden_size, config.params_dtype
         assert config.moe_ffn_hidden_size is not None
-        self.inner = divide(config.moe_ffn_hidden_size, self.tp_group.size(), what="expert width over etp")
+        self.inner = divide(config.moe_ffn_hidden_size, self.tp_group.size(), name="expert width over etp")
         for quantity, size in (("hidden size", hidden), ("expert width on a rank", self.inner)):
             if size * dtype.itemsize % ALIGNED_BYTES:
                 raise ConfigError(

@@ -62,8 +62,8 @@ class EnvironmentClient:
     """Client of a run's environments. All methods belong to one event loop."""
 
     def __init__(self, environments: Environments, *, max_environments: int | None = None) -> None:
-        """`max_environments`: most open environments, of training and separately of a validation, which must not wait
-        for interrupted episodes."""
+        """`max_environments`: most open environments, counted separately for training and for a validation,
+        which must not wait for interrupted episodes."""
         self.environments = environments
         self._places = {validates: _Places(max_environments) for validates in (False, True)}
         self._answers: dict[str, asyncio.Future[EnvironmentResult]] = {}

@@ -44,7 +44,7 @@ def find_environment(name: str) -> Callable[..., Any]:
     """Return the class and import its module. Raise ConfigError if the name or the path does not exist."""
     if ":" not in name:
         name = _path(name)
-    return find_callable(name, setting="agent.environment", what="class")[1]
+    return find_callable(name, setting="agent.environment", kind="class")[1]
 
 
 def _path(name: str) -> str:

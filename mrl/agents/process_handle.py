@@ -29,14 +29,14 @@ class _Call:
     turn: int
     since: float
     limit: float
-    own: OwnTimeClock
+    clock: OwnTimeClock
 
     def is_overdue(self, now: float) -> bool:
         """Return True if its own time is up, or its wall time after a very long wait for a processor."""
         waited = now - self.since
         if waited < self.limit or waited >= LONGEST * self.limit:
             return waited >= self.limit
-        return self.own.look() and waited - self.own.starved >= self.limit
+        return self.clock.look() and waited - self.clock.starved >= self.limit
 
 
 class EnvironmentProcess(ForkedChild):

@@ -20,7 +20,7 @@ def user_function(
 ) -> Callable[..., Any]:
     """Return the function with its options bound. Raise ConfigError if it cannot be imported, or called with
     the positional arguments that it `takes` and the options."""
-    _, function = find_callable(path, setting=setting, what="function")
+    _, function = find_callable(path, setting=setting, kind="function")
     try:
         inspect.signature(function).bind(*takes, **options)
     except TypeError as error:

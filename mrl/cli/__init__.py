@@ -25,8 +25,8 @@ FORMER_COMMANDS = {
     "bench": "removed: run python -m benchmarks.schedules in the repository to measure schedules",
     "data --json": "removed: programs call mrl.data.load_rows.load_data",
     "diagnose --json": "removed: mrl diagnose RUN writes diagnosis.md",
-    "difficulty": "removed: `mrl eval CONFIG --train --out FOLDER` writes FOLDER/rates.jsonl, which data.difficulty.file "
-    "reads",
+    "difficulty": "removed: `mrl eval CONFIG --train --out FOLDER` writes FOLDER/rates.jsonl, which "
+    "data.difficulty.file reads",
     "make chains": "removed: `mrl tune` does not train models that score single steps",
     "make domains": "removed: list entries in data.train, each with its domain (docs/data.md)",
     "make judgements": "removed: tune a judge on conversations of its question and the correct verdict "

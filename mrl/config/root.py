@@ -161,21 +161,21 @@ class Config(Section):
         on_policy = stream.max_staleness == 0 and stream.sync_every == 1
         if is_read and on_policy and self.launch.engine_slots:
             yield (
-                f"stream.max_staleness = 0 with launch.engine_slots = {self.launch.engine_slots}: engines and "
-                "trainer would wait for each other on separate slots; set max_staleness to 1 or more, sync_every "
-                "above 1, or engine_slots 0"
+                f"stream.max_staleness = 0 with launch.engine_slots = {self.launch.engine_slots}: engines "
+                "and trainer would wait for each other on separate slots; set max_staleness to 1 or more, "
+                "sync_every above 1, or engine_slots 0"
             )
         if is_read and loop.deterministic and not (on_policy and self.algorithm.filter is None):
             yield (
-                "loop.deterministic = true with loop.schedule = stream needs stream.max_staleness 0, sync_every 1 "
-                "and no algorithm.filter: otherwise an engine's batches depend on when responses finish"
+                "loop.deterministic = true with loop.schedule = stream needs stream.max_staleness 0, "
+                "sync_every 1 and no algorithm.filter: else engines' batches depend on when responses finish"
             )
         if is_read and not on_policy and self.algorithm.ignores_staleness:
             yield (
-                f"stream.max_staleness = {stream.max_staleness} with algorithm.loss.name = {self.algorithm.loss.name}: "
-                "the loss has no importance ratio and would train tokens of earlier versions as if the "
-                "newest had sampled them; set algorithm.old_logprobs: decoupled with a correction, choose a "
-                "loss with a ratio, or max_staleness 0"
+                f"stream.max_staleness = {stream.max_staleness} with algorithm.loss.name = "
+                f"{self.algorithm.loss.name}: the loss has no importance ratio and would train tokens of "
+                "earlier versions as if the newest had sampled them; set algorithm.old_logprobs: decoupled "
+                "with a correction, choose a loss with a ratio, or max_staleness 0"
             )
         limit = self.loop.max_rollout_mismatch
         without = {

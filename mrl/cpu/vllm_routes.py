@@ -87,11 +87,11 @@ class CapturedRoutes:
         for name in self._by_request.keys() - self._runner.requests.keys():
             del self._by_request[name]
 
-    def take(self, asked: Iterable[tuple[str, int, int]]) -> list[tuple[np.ndarray, int]]:
-        """Return (rows [stop - first, layers, k], number missing) per request; drop the requests. `asked`
+    def take(self, spans: Iterable[tuple[str, int, int]]) -> list[tuple[np.ndarray, int]]:
+        """Return (rows [stop - first, layers, k], number missing) per request; drop the requests. `spans`
         contains (request, first position, stop)."""
         routes = []
-        for name, first, stop in asked:
+        for name, first, stop in spans:
             stored = self._by_request.pop(name, None) or self._no_rows()
             routes.append((stored.rows[first:stop].copy(), int((~stored.there[first:stop]).sum())))
         return routes

@@ -45,9 +45,9 @@ class SeededCpuWorker(CPUWorker):
         except Exception:
             return {"error": traceback.format_exc()}
 
-    def mrl_take_routes(self, asked: list[tuple[str, int, int]]) -> dict[str, Any]:
+    def mrl_take_routes(self, spans: list[tuple[str, int, int]]) -> dict[str, Any]:
         """Return {routes}: CapturedRoutes.take() on the first rank."""
-        taken = self._routes.take(asked) if self._routes is not None else None
+        taken = self._routes.take(spans) if self._routes is not None else None
         return {"routes": taken} if self.rank == 0 else {}
 
     def execute_model(self, scheduler_output: Any) -> Any:

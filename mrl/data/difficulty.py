@@ -1,4 +1,4 @@
-"""Choose training rows by their solve rates, which `mrl eval --train` writes to rates.jsonl, one line per prompt.
+"""Choose training rows by solve rates, which `mrl eval --train` writes to rates.jsonl, one line per prompt.
 
 If a prompt has two lines the later one counts, so files may be appended to each other.
 """
@@ -50,13 +50,13 @@ def rate_line(prompt: Prompt, scores: Sequence[float]) -> str:
 def read_rates(path: str | Path) -> dict[str, SolveRate]:
     """Return `prompt_id` -> solve rate; an incomplete last line, which a kill leaves, is ignored.
 
-    Raises DataError if the file cannot be read, or for a line that does not describe a prompt.
-    """
+    Raise DataError if the file cannot be read or a line does not describe a prompt."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise DataError(
-            f"data.difficulty.file {path} cannot be read ({error}); write it with `mrl eval --train --out FOLDER`"
+            f"data.difficulty.file {path} cannot be read ({error}); write it with "
+            "`mrl eval --train --out FOLDER`"
         ) from error
     lines = data[: data.rfind(b"\n") + 1].splitlines()
     return dict(_rate(path, number, line) for number, line in enumerate(lines, 1))

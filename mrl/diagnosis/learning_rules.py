@@ -121,8 +121,8 @@ def entropy_collapsed(run: DiagnosedRun) -> Signs:
     sick = (now < ENTROPY * first) & (distinct < DISTINCT) & (wrong > WRONG) & run.quality.stalled
     evidence = [
         f"policy/entropy is {now[-1]:.3g} nats, {first:.3g} at the start",
-        f"rollout/distinct_frac is {distinct[-1]:.3g}; group/all_incorrect_frac {wrong[-1]:.3g}: no sample is "
-        "correct",
+        f"rollout/distinct_frac is {distinct[-1]:.3g}; group/all_incorrect_frac {wrong[-1]:.3g}: no sample "
+        "is correct",
         f"{VALIDATION} has been below its best for {run.quality.checks_since[-1]} validations",
     ]
     levers = [

@@ -35,11 +35,11 @@ class OnPolicyLoop(Schedule):
         engines: TrainerAndEngines,
         rollouts: RolloutThread,
         supply: GroupSupply,
-        *rest: Any,
-        **more: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """The remaining arguments are those of Schedule."""
-        super().__init__(config, engines, rollouts, supply, *rest, **more)
+        super().__init__(config, engines, rollouts, supply, *args, **kwargs)
         self._supply = supply
 
     def step(self) -> None:

@@ -272,7 +272,7 @@ class RolloutBuffer:
         ages = [version + place // batch - entry.admitted_at for place, entry in enumerate(open_)]
         if ages and max(ages) > bound:
             log.warning(
-                "%d groups were started under another stream.max_staleness or loop.prompts_per_step: until step %d "
-                "tokens may be %d versions stale, but these settings allow %d; the old ones keep their bound",
-                len(open_), version + 1 + (len(open_) - 1) // batch, max(ages), bound,
-            )  # fmt: skip
+                "%d groups were started under another stream.max_staleness or loop.prompts_per_step: until "
+                "step %d tokens may be %d versions stale, but these settings allow %d; "
+                "the old ones keep their bound",
+                len(open_), version + 1 + (len(open_) - 1) // batch, max(ages), bound)  # fmt: skip

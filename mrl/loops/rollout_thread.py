@@ -261,7 +261,7 @@ def in_this_process[Thread: EventThread](
 
     Args:
         engines: Builds the engines, in and given the thread.
-        environments, rules_of, max_environments: Environments, rules per domain, and the limit of open episodes.
+        environments, rules_of, max_environments: Environments, rules per domain, limit of open episodes.
     """
 
     def make(thread: Thread) -> RolloutRunner:

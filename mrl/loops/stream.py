@@ -38,10 +38,10 @@ class StreamLoop(Schedule):
     """Stream loop: engines generate if weights and slots allow; a step takes the next groups in order."""
 
     def __init__(
-        self, config: Config, engines: TrainerAndEngines, rollouts: RolloutThread, *rest: Any, **more: Any
+        self, config: Config, engines: TrainerAndEngines, rollouts: RolloutThread, *args: Any, **kwargs: Any
     ) -> None:
         """`rollouts` has a buffer; the remaining arguments are those of Schedule."""
-        super().__init__(config, engines, rollouts, rollouts, *rest, **more)
+        super().__init__(config, engines, rollouts, rollouts, *args, **kwargs)
         self._steps_since_sync = 0
         self._counts = dict.fromkeys(COUNTS, 0.0)
 

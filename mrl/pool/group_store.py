@@ -34,7 +34,7 @@ class GroupStore:
         return handle
 
     def get(self, handles: Iterable[int]) -> list[Group]:
-        """Return the groups of these ids, in this order. Raises RolloutBufferError for an id that is not stored."""
+        """Return the groups of these ids, in order. Raise RolloutBufferError if an id is not stored."""
         try:
             return [self._groups[handle] for handle in handles]
         except KeyError as error:

@@ -8,12 +8,12 @@
 
 Groups are admitted once, in the order of their prompt indices. Steps take kept groups in the same order.
 
-The number of groups in flight bounds the staleness of every token. The quota is (max_staleness + sync_every) *
-batch slots. A group in flight uses one slot. A step uses `batch` slots, even for fewer groups, from the time
+The number of groups in flight bounds the staleness of every token. The quota is (max_staleness + sync_every)
+* batch slots. A group in flight uses one slot. A step uses `batch` slots, even for fewer groups, from when
 it takes them until the engines serve the version it trained. So a group admitted while the engines serve
 version u has at most slots - 1 groups ahead, and every step uses `batch` of them: the step that trains this
-group trains at most version u + staleness_bound. Later tokens are less stale. A step takes fewer groups only if no
-other group is in flight. No group is dropped because it is stale.
+group trains at most version u + staleness_bound. Later tokens are less stale. A step takes fewer groups only
+if no other group is in flight. No group is dropped because it is stale.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class ForkedChild(WorkerPipes):
         super().__init__(requests, replies, limit=limit)
         self._arrived: collections.deque[dict[str, Any]] = collections.deque()
 
-    def next_reply(self, own: OwnTimeClock, allowance: Allowance, seconds: float) -> dict[str, Any]:
+    def next_reply(self, clock: OwnTimeClock, allowance: Allowance, seconds: float) -> dict[str, Any]:
         """Wait for the next reply.
 
         Raises:
@@ -60,7 +60,7 @@ class ForkedChild(WorkerPipes):
             BadReply: The reply cannot be parsed.
         """
         while not self._arrived:
-            if not wait_within(own, allowance, self._has_data, seconds=seconds):
+            if not wait_within(clock, allowance, self._has_data, seconds=seconds):
                 raise TimeoutError
             self._arrived.extend(self.read_replies())
         return self._arrived.popleft()

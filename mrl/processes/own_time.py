@@ -32,9 +32,9 @@ _HAS_FIGURES = Path("/proc/self/schedstat").exists()
 class Starved(RewardError):
     """The machine gave a program too little CPU time to judge it; no reward follows from this."""
 
-    def __init__(self, own: float, clock: float) -> None:
+    def __init__(self, used: float, clock: float) -> None:
         super().__init__(
-            f"starved: {own:.2f} s of own time in {clock:.1f} s of wall time, because the machine is busy"
+            f"starved: {used:.2f} s of own time in {clock:.1f} s of wall time, because the machine is busy"
         )
 
 
@@ -52,10 +52,10 @@ class Allowance:
         """Return an allowance of `seconds` of own time, starting now."""
         return cls(seconds, time.monotonic() + seconds + PATIENCE_SECONDS)
 
-    def require_patience(self, own: OwnTimeClock) -> None:
+    def require_patience(self, clock: OwnTimeClock) -> None:
         """Raise Starved if the observer's patience is over."""
         if time.monotonic() > self.until:
-            raise Starved(own.seconds, own.waited)
+            raise Starved(clock.seconds, clock.waited)
 
 
 class OwnTimeClock:
@@ -117,7 +117,7 @@ class OwnTimeClock:
 
 
 def wait_within(
-    own: OwnTimeClock, allowance: Allowance, poll: Callable[[float], bool], *, seconds: float
+    clock: OwnTimeClock, allowance: Allowance, poll: Callable[[float], bool], *, seconds: float
 ) -> bool:
     """Wait until `poll(seconds)` returns True for a process.
 
@@ -128,13 +128,13 @@ def wait_within(
         Starved: The machine gave it too little CPU time until the observer's patience ended.
     """
     while True:
-        if not own.pause:
-            own.look()
-        if own.seconds >= seconds:
+        if not clock.pause:
+            clock.look()
+        if clock.seconds >= seconds:
             return False
-        allowance.require_patience(own)
-        with own:
-            ready = poll(own.pause)
+        allowance.require_patience(clock)
+        with clock:
+            ready = poll(clock.pause)
         if ready:
             return True
 

@@ -29,12 +29,12 @@ class _LedgerLine:
     step: int
     starts: bool
     next_index: int
-    told: dict[str, str]
+    ranges: dict[str, str]
     """Prompts as ranges: those that ended with this line, by how they ended, and those in flight."""
 
     def __getitem__(self, name: str) -> list[int]:
         """Return the prompts of one of ENDS, or of on_the_way."""
-        return indices_of(self.told.get(name, ""))
+        return indices_of(self.ranges.get(name, ""))
 
     def ended(self) -> list[int]:
         """Return all prompts that ended with this line."""
@@ -199,7 +199,7 @@ def _trained(lines: Iterable[_LedgerLine]) -> dict[int, str]:
     by_step: dict[int, str] = {}
     for line in lines:
         if not line.starts:
-            by_step[line.step] = f"{by_step.get(line.step, '')},{line.told.get('trained', '')}"
+            by_step[line.step] = f"{by_step.get(line.step, '')},{line.ranges.get('trained', '')}"
     return by_step
 
 

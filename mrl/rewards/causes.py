@@ -23,14 +23,14 @@ class CauseLog:
         self._log = log
         self._counts: collections.Counter[str] = collections.Counter()
 
-    def note(self, what: str, reason: str) -> None:
-        """Count a failure (`what` failed and why) and log it if due."""
+    def note(self, subject: str, reason: str) -> None:
+        """Count a failure (`subject` failed for `reason`) and log it if due."""
         cause = cause_of(reason)
         if cause not in self._counts and len(self._counts) >= _MOST:
             cause = ""
         self._counts[cause] += 1
         count = self._counts[cause]
         if count == 1:
-            self._log.warning("%s: %s", what, reason)
+            self._log.warning("%s: %s", subject, reason)
         elif str(count).strip("0") == "1":
-            self._log.warning("%s (%d of this cause): %s", what, count, reason)
+            self._log.warning("%s (%d of this cause): %s", subject, count, reason)

@@ -37,7 +37,7 @@ _MEMORY = ("weights", "kv_cache")
 class _Open:
     """A request that has not ended."""
 
-    asked: GenerationRequest
+    original: GenerationRequest
     """The caller's request."""
     request: GenerationRequest
     """The request as it runs or will run next; after a pause `own_tokens` are those generated until then."""
@@ -199,7 +199,7 @@ class RolloutEngine(EngineWorkers):
         self._running.clear()
         for entry, part in zip(interrupted, parts, strict=True):
             entry.so_far, entry.name = join_completions(entry.so_far, part), ""
-            entry.request = next_request(entry.asked, entry.so_far, self._seed)
+            entry.request = next_request(entry.original, entry.so_far, self._seed)
         self._waiting.add(entry.request for entry in interrupted)
         contexts = (len(entry.request.prompt_tokens) + len(entry.request.own_tokens) for entry in interrupted)
         return PauseReport(len(interrupted), sum(contexts))

@@ -23,7 +23,7 @@ from mrl.rollout.seeds import sample_of
 class Policy(Protocol):
     """Generator of completions."""
 
-    async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
+    async def generate(self, request: GenerationRequest, so_far: Completion | None = None) -> Completion:
         """Return the whole completion of a request; an earlier process generated `so_far` of it."""
         ...
 
@@ -128,8 +128,8 @@ class EnginePool(Engines):
         self._router.add(number)
         self._serves.set()
 
-    async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
-        name, prompt = asked.request_id, sample_of(asked.request_id)[0]
+    async def generate(self, request: GenerationRequest, so_far: Completion | None = None) -> Completion:
+        name, prompt = request.request_id, sample_of(request.request_id)[0]
         self._open[name] = entry = _Open(so_far, so_far)
         try:
             while True:
@@ -138,8 +138,8 @@ class EnginePool(Engines):
                 entry.engine = engine = self._router.send(prompt)
                 begun = entry.so_far
                 try:
-                    request = asked if begun is None else next_request(asked, begun, self._run_seed)
-                    completion = join_completions(begun, await self._clients[engine].submit(request))
+                    remainder = request if begun is None else next_request(request, begun, self._run_seed)
+                    completion = join_completions(begun, await self._clients[engine].submit(remainder))
                     break
                 except EngineLost:
                     self.num_started_over += 1

@@ -19,8 +19,8 @@ def prepare(
     """Set the variables that vLLM reads; call it before vLLM's first import in this process."""
     if "vllm" in sys.modules and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
         raise RolloutError(
-            "vllm was imported before mrl.rollout.vllm_environment.prepare, whose settings it would not read; "
-            "create the RolloutEngine in its own process, before anything imports vllm"
+            "vllm was imported before mrl.rollout.vllm_environment.prepare, whose settings it would not "
+            "read; create the RolloutEngine in its own process, before anything imports vllm"
         )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     use_own_compile_cache()

@@ -37,14 +37,14 @@ class DeviceMicrobatch:
     targets: Tensor
     """[j] int64 predicted tokens."""
 
-    def gather(self, own: Tensor, *, fill: float, op: dist.ReduceOp.RedOpType) -> np.ndarray:
-        """Collect [n, ...] of the micro-batch's real tokens from all ranks' `own` [k / tp, ...]; a
+    def gather(self, values: Tensor, *, fill: float, op: dist.ReduceOp.RedOpType) -> np.ndarray:
+        """Collect [n, ...] of the micro-batch's real tokens from all ranks' `values` [k / tp, ...]; a
         collective. `op` combines the model's ranks, which contribute `fill` for tokens that they do not have.
         """
         if parallel_state.get_tensor_model_parallel_world_size() > 1:
-            own = gather_from_sequence_parallel_region(own)
-        whole = own.new_full((len(self.plan.tokens), *own.shape[1:]), fill)
-        whole[self.kept] = own
+            values = gather_from_sequence_parallel_region(values)
+        whole = values.new_full((len(self.plan.tokens), *values.shape[1:]), fill)
+        whole[self.kept] = values
         groups = (
             parallel_state.get_pipeline_model_parallel_group(),
             parallel_state.get_context_parallel_group(),

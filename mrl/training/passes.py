@@ -125,10 +125,10 @@ class Passes:
             {"ref_logprobs": self._flat_arrays(batch, prepared, outputs)["logprobs"]} if self._is_last else {}
         )
 
-    def lesson(self, batch: TrainBatch, own: np.ndarray) -> TeacherTargets | None:
-        """Return teacher targets by the current parameters for the trained tokens of the samples `own` [S] of
+    def lesson(self, batch: TrainBatch, samples: np.ndarray) -> TeacherTargets | None:
+        """Return teacher targets by the current parameters for the trained tokens of `samples` [S] of
         the batch; None on ranks without an output layer."""
-        part = batch.select(own)
+        part = batch.select(samples)
         prepared = self._prepare(part, all_tokens=False)
 
         def keep(item: DeviceMicrobatch, hidden: Tensor, non_loss_data: bool = True) -> Tensor:
@@ -140,7 +140,7 @@ class Passes:
             return None
         places = np.concatenate([item.own_index for item in prepared])
         rows = np.full(batch.num_tokens, -1)
-        rows[batch.positions(own)[places]] = np.arange(len(places))
+        rows[batch.positions(samples)[places]] = np.arange(len(places))
         # a copy, because the layer becomes the policy's again
         states = TeacherStates(torch.cat(outputs), self._head.weight.detach().clone())
         return TeacherTargets(rows, states)

@@ -72,7 +72,7 @@ class TrainedModel:
         self.layout, self.place, self.device = layout, place, device
         hf_config = hf_folder.read_config(model.path)
         if has_value_head:
-            require_one_score(hf_config, what=model.path)
+            require_one_score(hf_config, source=model.path)
         self.hf_config = reward_model_config(hf_config) if has_value_head else hf_config
         self.family = family_of(self.hf_config)
         self.dtype = getattr(torch, training.dtype)

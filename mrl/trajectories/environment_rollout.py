@@ -100,11 +100,11 @@ class _Conversation:
         policy: Policy,
         rules: EpisodeRules,
         trajectory: Trajectory,
-        asked: GenerationRequest,
+        request: GenerationRequest,
         run_seed: int,
         attempt: int,
     ) -> None:
-        self._policy, self._rules, self._trajectory, self._asked = policy, rules, trajectory, asked
+        self._policy, self._rules, self._trajectory, self._request = policy, rules, trajectory, request
         self._run_seed, self._attempt = run_seed, attempt
 
     @property
@@ -156,11 +156,11 @@ class _Conversation:
         if record is not None and len(record.response_tokens) > start:
             so_far = _part(record, start, len(record.response_tokens), Status.INTERRUPTED)
         request = dataclasses.replace(
-            self._asked,
+            self._request,
             prompt_tokens=episode.context(),
             max_tokens=episode.budget,
             attempt=self._attempt,
-            seed=seed_of_request(self._run_seed, self._asked.request_id, self._attempt),
+            seed=seed_of_request(self._run_seed, self._request.request_id, self._attempt),
             urgent=True,
         )
         completion = await self._policy.generate(request, so_far)

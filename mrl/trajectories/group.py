@@ -121,7 +121,7 @@ class RolloutRunner(GroupMaker):
         rules_of: RulesOf = lambda domain: None,
         max_environments: int | None = None,
     ) -> None:
-        """`rules_of`: rules of a domain's episodes; `max_environments`: limit of `environments`, for messages."""
+        """`rules_of`: rules of a domain's episodes; `max_environments`: limit that messages name."""
         super().__init__()
         self.engines, self._rewards = engines, rewards
         self._run_seed, self._environments, self._rules_of = run_seed, environments, rules_of

@@ -101,7 +101,7 @@ def encode_group(group: Group) -> bytes:
 
 
 def decode_group(data: bytes, prompt_at: Callable[[int], Prompt]) -> Group:
-    """Decode the bytes of `encode_group`. Raise RolloutBufferError if a release with other fields wrote them."""
+    """Decode bytes of `encode_group`. Raise RolloutBufferError if a release with other fields wrote them."""
     try:
         saved = _decoder.decode(data)
     except msgspec.MsgspecError:

@@ -69,11 +69,11 @@ class RankGroup:
                 f"trainer ranks disagree before the first byte: {_differences(self.all_gather(values))}"
             )
 
-    def all_gather(self, own: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank; any value that can be pickled."""
         if self.size == 1:
-            return [own]
-        data = pickle.dumps(own)
+            return [value]
+        data = pickle.dumps(value)
         sizes = [int.from_bytes(size, "little") for size in self._gathered(len(data).to_bytes(8, "little"))]
         return [pickle.loads(item) for item in self._gathered(data.ljust(max(sizes), b"\0"))]
 

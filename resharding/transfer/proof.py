@@ -158,9 +158,9 @@ class EngineProof:
         digests = matrix_digests(run.of(flat) for _, run in placed)
         self._seen += zip((number for number, _ in placed), digests, strict=True)
 
-    def compare(self, said: str) -> None:
-        """Raise WeightSyncError if a digest differs from the trainer ranks' (`TrainerProof.exchange_digests`)."""
-        expected = decoded(said, len(self._cells)).tolist()
+    def compare(self, text: str) -> None:
+        """Raise WeightSyncError if a digest differs from `text` (`TrainerProof.exchange_digests`)."""
+        expected = decoded(text, len(self._cells)).tolist()
         if len(self._seen) != self._expected:
             raise WeightSyncError(
                 f"the proof digested {len(self._seen)} of {self._expected} boxes of the engine"

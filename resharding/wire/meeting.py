@@ -28,20 +28,20 @@ class Meeting:
     rank: int
     size: int
 
-    def meet(self, deadline_seconds: float, lost: Lost, *, said: str = "") -> Any:
+    def meet(self, deadline_seconds: float, lost: Lost, *, message: str = "") -> Any:
         """Wait for all ranks and return their store.
 
         Joining cannot be interrupted: no rank starts before all have met, and one that gives up tells the
         others.
 
         Args:
-            said: text of this rank for the others (`published_by`).
+            message: text of this rank for the others (`published_by`).
 
         Raises:
             WeightSyncError: at the deadline, naming the missing ranks, or when `lost` returns a reason."""
         deadline = time.monotonic() + deadline_seconds
         store = PrefixStore(self.token, _opened(self.store, datetime.timedelta(seconds=deadline_seconds)))
-        store.set(_name(self.rank), said)
+        store.set(_name(self.rank), message)
         missing = set(range(self.size))
         while missing:
             missing = {rank for rank in missing if not store.check([_name(rank)])}

@@ -117,13 +117,13 @@ class Mesh:
             transfer([data], rank, 0)
         return [group._end_coalescing()]
 
-    def wait(self, works: Sequence[Any], what: str) -> None:
+    def wait(self, works: Sequence[Any], failure: str) -> None:
         """Wait until all messages are through; raise MessageLost otherwise."""
         try:
             for work in works:
                 work.wait(self._timeout)
         except RuntimeError as error:
-            raise MessageLost(f"{what}: {error}") from error
+            raise MessageLost(f"{failure}: {error}") from error
 
     def close(self) -> None:
         """Leave the group; peers that wait for this rank fail at once."""

@@ -92,7 +92,7 @@ class SessionEnd(Message):
     kind: Literal["end"] = "end"
     num_windows: Size
     proof: str | None = None
-    """`TrainerProof.exchange_digests`: digests of the trainer's parameters, in the cells' order; None without a proof."""
+    """`TrainerProof.exchange_digests`: parameter digests in the cells' order; None without a proof."""
 
 
 class Verified(Message):

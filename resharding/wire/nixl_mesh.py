@@ -68,7 +68,7 @@ class NixlMesh:
         places = [self._register(bucket) for bucket in buckets]
         card = json.dumps({"agent": self._agent.get_agent_metadata().hex(), "buckets": places})
         try:
-            self._store = meeting.meet(deadline_seconds, lost, said=card)
+            self._store = meeting.meet(deadline_seconds, lost, message=card)
         except (RuntimeError, ValueError) as error:
             raise WeightSyncError(f"rank {meeting.rank} of {meeting.size} could not join: {error}") from error
         self._peers: dict[int, tuple[str, list[tuple[int, int, int]]]] = {}
@@ -107,10 +107,10 @@ class NixlMesh:
         """Wait until the receivers can see the writes: a note leaves when its write is seen to be done."""
         self.wait(works, "messages were not taken")
 
-    def wait(self, works: Sequence[Any], what: str) -> None:
+    def wait(self, works: Sequence[Any], failure: str) -> None:
         """Wait until everything is written; raise MessageLost if a peer is gone."""
         for work in works:
-            self._until(lambda work=work: self._written(work, what), what)
+            self._until(lambda work=work: self._written(work, failure), failure)
 
     def _written(self, work: Any, failure: str) -> bool:
         try:

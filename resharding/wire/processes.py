@@ -32,18 +32,18 @@ class ProcessId:
 
 
 @contextlib.contextmanager
-def file_of_process(owner: ProcessId, fd: int, what: str) -> Iterator[tuple[int, str]]:
+def file_of_process(owner: ProcessId, fd: int, name: str) -> Iterator[tuple[int, str]]:
     """Open a file that another process has open as `fd`; yield (this process's descriptor, path).
 
-    `what` names the file in a WeightSyncError."""
+    `name` names the file in a WeightSyncError."""
     path = f"/proc/{owner.pid}/fd/{fd}"
     if not owner.alive():
-        raise WeightSyncError(f"{what} of process {owner.pid}: that process is gone or its pid was reused")
+        raise WeightSyncError(f"{name} of process {owner.pid}: that process is gone or its pid was reused")
     try:
         opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise WeightSyncError(
-            f"cannot open the {what} {path}: {error}; does the peer run as the same user?"
+            f"cannot open the {name} {path}: {error}; does the peer run as the same user?"
         ) from error
     try:
         yield opened, path

@@ -80,7 +80,7 @@ def written(
     folder: Path, events: list[dict[str, Any]], plan: list[Fault], differences: list[str]
 ) -> report.Report:
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    return report.made(folder, plan, differences=differences, audit="", more={})
+    return report.made(folder, plan, differences=differences, audit="", extra={})
 
 
 def test_a_report_tells_how_long_each_fault_took_and_what_it_cost(tmp_path: Path) -> None:

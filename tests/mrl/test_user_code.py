@@ -87,7 +87,7 @@ def reads(path):
 def own(folder: Path, name: str) -> Any:
     (folder / "own.py").write_text(OWN)
     kind = "class" if name == "Env" else "function"
-    return find_callable(f"{folder}/own.py:{name}", setting="x", what=kind)[1]
+    return find_callable(f"{folder}/own.py:{name}", setting="x", kind=kind)[1]
 
 
 def test_an_environment_that_raises_is_placed_in_its_own_file(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Gymnasium:
         """`path`: class or function that is called with `arguments`. A turn's action is its visible text, the
         last whole number in it, or the index of the one of `choices` that it names last. If it has none, the
         policy is told `invalid` and no step is made."""
-        self._environment = find_callable(path, setting="agent.options.path", what="class")[1](
+        self._environment = find_callable(path, setting="agent.options.path", kind="class")[1](
             **(arguments or {})
         )
         self._kind, self._choices, self._invalid = action, list(choices), invalid

@@ -22,8 +22,8 @@ class RolloutSection(Section):
     """Distribute whole experts over the engine's ranks instead of splitting each by tp."""
     step_deadline_seconds: float = Field(default=300.0, ge=1)
     """Wait this many seconds for an engine's other ranks (dp above 1, or tp across nodes) at the start and in
-    every step, then name the late one. With `max_replacements`, an engine that takes longer for a call (16 steps, or
-    some seconds) is lost."""
+    every step, then name the late one. With `max_replacements`, an engine that takes longer for a call (16
+    steps, or some seconds) is lost."""
     max_replacements: int = Field(default=0, ge=0)
     """Tolerate this many lost engines per start of the run: other engines restart the unfinished requests,
     and a new engine joins at a weight sync. Needs `launch.engine_slots`."""

@@ -1,8 +1,8 @@
 """Code verifier: run a program in the sandbox and compare its results with the task's.
 
 Four parties: the verifier (here; it forwards calls and replies without reading them), the runner inside the
-boundary, the candidate, and the test run (`mrl.rewards.code.program_tests`): a process that has the expected values
-and asserts, runs no candidate code, and is killed if a value makes it take too long.
+boundary, the candidate, and the test run (`mrl.rewards.code.program_tests`): a process that has the expected
+values and asserts, runs no candidate code, and is killed if a value makes it take too long.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ MAX_CACHED_VERDICTS = 1 << 21
 """Verdicts kept in memory, about 256 bytes each of a process's 2 GiB; above it the older half is dropped."""
 
 
-def json_digest(*what: Any) -> str:
+def json_digest(*values: Any) -> str:
     """Return the first 128 bits of the SHA-256 of JSON values, as hex."""
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
 
 
 class JudgeCache:

@@ -170,7 +170,7 @@ def _checked_config(folder: Path) -> dict[str, Any]:
             f"server.tokenizer = {str(folder)!r}: config.json has pad_token_id = {pad} and eos_token_id = "
             f"{end}; set two different tokens, or the score is read at a position that was not trained"
         )
-    require_one_score(config, what=f"server.tokenizer = {str(folder)!r}")
+    require_one_score(config, source=f"server.tokenizer = {str(folder)!r}")
     return config
 
 

@@ -1,7 +1,7 @@
 """Evaluate trees: exactly if rational arithmetic is enough, else numerically.
 
-`exact_value` works on any field: Fractions, and the quotients of polynomials that compare equations. `Digits` is
-mpmath's arithmetic, real and complex. Nothing larger than the limits below is computed.
+`exact_value` works on any field: Fractions, and the quotients of polynomials that compare equations. `Digits`
+is mpmath's arithmetic, real and complex. Nothing larger than the limits below is computed.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _SIGNS: dict[str, Style] = {
 
 def load_plugin(part: RewardPart) -> Verifier | GroupVerifier:
     """Return the verifier of a user's function; raise ConfigError if it is missing or unfit."""
-    module, function = find_callable(part.path or "", setting="reward.path", what="function")
+    module, function = find_callable(part.path or "", setting="reward.path", kind="function")
     part = part.model_copy(update={"style": part.style or style_of(function)})
     check_signature(function, part)
     plugin = GroupPlugin if part.group else SinglePlugin

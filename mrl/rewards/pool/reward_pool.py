@@ -340,7 +340,7 @@ def try_verifiers(
             texts = [
                 (prompt, text) for prompt in domain_prompts for text in _trial_responses(section, prompt)
             ]
-            if len(_try(pool, section, texts, deadline_seconds, each=True)) == len(texts):
+            if len(_try(pool, section, texts, deadline_seconds, lenient=True)) == len(texts):
                 raise RewardError(
                     f"the verifier of domain {domain!r} returned None for all {len(texts)} trial responses, "
                     "and samples without a reward are not trained on: return a number, 0 if a response is "
@@ -359,10 +359,10 @@ def _try(
     texts: Sequence[tuple[Prompt, str]],
     deadline_seconds: float,
     *,
-    each: bool = False,
+    lenient: bool = False,
 ) -> list[str]:
     """Verify responses; return the domain of each response for which every verifier returned None. Raise
-    RewardError for one without a verdict, except with `each`."""
+    RewardError for one without a verdict, unless `lenient`."""
     pairs = [
         (trial_sample(dataclasses.replace(prompt, index=number), text), prompt)
         for number, (prompt, text) in enumerate(texts)
@@ -374,7 +374,7 @@ def _try(
         verdict = verdicts[sample.sample_id]
         if not verdict.applies:
             left_out.append(prompt.domain)
-        elif verdict.kind is VerdictKind.NO_REWARD and not each:
+        elif verdict.kind is VerdictKind.NO_REWARD and not lenient:
             raise RewardError(
                 f"the verifier of domain {prompt.domain!r} failed on a trial sample, whose response is "
                 f"{sample.response_text[:60]!r}: {verdict.reason}"

@@ -63,7 +63,7 @@ def run_identity(model: ModelSection, training: TrainingSection, digest: str) ->
 
 
 def digest_like(saved: Mapping[str, Any] | None, path: str) -> str:
-    """Return the digest of the weights in `path`; `saved` (run_identity's "model") has it if files are equal."""
+    """Return the digest of the weights in `path`, read unless `saved` (run_identity's "model") has it."""
     if saved is not None and all(saved.get(name) == value for name, value in _place(path).items()):
         return str(saved["digest"])
     return combined_digest(file_digests(path))
@@ -89,7 +89,7 @@ def lora_section(saved: Mapping[str, Any]) -> LoraSection:
 
 
 def require_base(saved: Mapping[str, Any], source: Path) -> None:
-    """Raise CheckpointError unless the adapters of adapter_identity() were trained on the folder's weights."""
+    """Raise CheckpointError unless the adapters of `saved` were trained on the folder's weights."""
     if combined_digest(file_digests(source)) != saved["base_digest"]:
         raise CheckpointError(
             f"the weights in {source} are not those that the adapters were trained on ({saved['base']}); "

@@ -80,8 +80,8 @@ def plan_files(source: Path, hf_config: HfConfig, *, dtype: str, file_bytes: int
     carried = {name: file for name, file in stored.items() if name.startswith(family.copied_prefixes)}
     if "vision_config" in hf_config and not carried:
         raise ConfigError(
-            f"{source} has no tensors under {', '.join(family.copied_prefixes)}, which its config.json describes and "
-            "an export carries along; download them again"
+            f"{source} has no tensors under {', '.join(family.copied_prefixes)}, which its config.json "
+            "describes and an export carries along; download them again"
         )
     checkpoint = family.checkpoint_tensors(hf_config, dtype=dtype)
     folder_tensors = [

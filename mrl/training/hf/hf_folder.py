@@ -166,9 +166,9 @@ def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-2], *(-(-size // BLOCK) for size in shape[-2:]))
 
 
-def require_shape(name: str, path: Path, found: list[int], shape: tuple[int, ...]) -> None:
-    if tuple(found) != shape:
-        raise ConfigError(f"{name} in {path} is {found}, but config.json says {list(shape)}")
+def require_shape(name: str, path: Path, stored: list[int], shape: tuple[int, ...]) -> None:
+    if tuple(stored) != shape:
+        raise ConfigError(f"{name} in {path} is {stored}, but config.json says {list(shape)}")
 
 
 def require_type(name: str, path: Path, kind: str, is_float8: bool) -> None:

@@ -130,10 +130,10 @@ def reduce_metrics(parts: Iterable[Mapping[str, Tensor]], *, device: torch.devic
     return {name: _combine_metric(name, [rank[name] for rank in everyone if name in rank]) for name in names}
 
 
-def gather_entries[T](own: Mapping[str, T]) -> dict[str, T]:
+def gather_entries[T](entries: Mapping[str, T]) -> dict[str, T]:
     """Return the entries of all ranks, sorted by name, on all of them."""
     everyone: list[Mapping[str, T]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, own)
+    dist.all_gather_object(everyone, entries)
     return dict(sorted((name, value) for rank in everyone for name, value in rank.items()))
 
 

@@ -135,12 +135,12 @@ def test_the_class_says_whether_a_folder_is_a_reward_model() -> None:
 def test_the_labels_say_how_many_heads_a_folder_has() -> None:
     policy = {"architectures": ["Qwen3MoeForCausalLM"]}
     assert num_heads_of_score(reward_model_config(policy)) == 1
-    require_one_score(reward_model_config(policy), what="x")
+    require_one_score(reward_model_config(policy), source="x")
     assert num_heads_of_score({"num_labels": 1}) == 1
     assert num_heads_of_score({}) == 2, "as transformers reads it"
-    require_one_score(policy, what="a policy has no head yet")
+    require_one_score(policy, source="a policy has no head yet")
     with pytest.raises(ConfigError, match=r"critic\.path = f gives 3 numbers"):
-        require_one_score(reward_model_config(policy) | THREE_CLASSES, what="critic.path = f")
+        require_one_score(reward_model_config(policy) | THREE_CLASSES, source="critic.path = f")
 
 
 def with_one_score(rank: int, world: int, port: int, folder: str) -> None:

@@ -17,7 +17,7 @@ def test_ranks_meet_and_those_that_miss_one_say_whom(kind: str, tmp_path: Path) 
     heard: dict[int, list[str]] = {}
 
     def join(rank: int) -> None:
-        met = Meeting(store, "one", rank, 3).meet(60.0, lambda: None, said=f"I am {rank}")
+        met = Meeting(store, "one", rank, 3).meet(60.0, lambda: None, message=f"I am {rank}")
         heard[rank] = [published_by(met, other) for other in range(3)]
 
     ranks = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
