@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """Train from Python on the task of `reversed_words`, stop by your own rule, and plot the rewards.
-=======
-"""Train from Python: the task of `reversed_words`, watched step by step and stopped by your own rule.
->>>>>>> t-e
 
 The cells (`# %%`) run in an editor or a notebook one by one, the file as a whole on the command line. The same
 configuration resumes where it stopped. `mrl.train(config, callbacks)` does the same without the loop.

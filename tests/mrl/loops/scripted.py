@@ -47,13 +47,13 @@ class ScriptedEngines(Engines):
         self.routes: Routes | None = None
         """Routes of every completion."""
 
-    async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
-        self.asked.append(asked)
+    async def generate(self, request: GenerationRequest, so_far: Completion | None = None) -> Completion:
+        self.asked.append(request)
         if self.error is not None:
             raise self.error
-        if not self.answers(asked):
+        if not self.answers(request):
             await asyncio.Event().wait()
-        completion = make_completion(asked, [1, 2], version=self.version, text="text")
+        completion = make_completion(request, [1, 2], version=self.version, text="text")
         return dataclasses.replace(completion, routes=self.routes)
 
     async def pause(self, *, snapshot: bool) -> PauseTotals:

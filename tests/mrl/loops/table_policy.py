@@ -217,15 +217,15 @@ class TableEngines(Engines):
         assert self.paused and not self.rests, "the trainer takes its memory back once"
         self.rests = True
 
-    async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
-        seq = _Open(asked, so_far, asyncio.get_running_loop().create_future())
+    async def generate(self, request: GenerationRequest, so_far: Completion | None = None) -> Completion:
+        seq = _Open(request, so_far, asyncio.get_running_loop().create_future())
         seq.begin()
-        self.open = dict(sorted([*self.open.items(), (asked.request_id, seq)], key=lambda i: sample_of(i[0])))
+        self.open = dict(sorted([*self.open.items(), (request.request_id, seq)], key=lambda i: sample_of(i[0])))
         self._work()
         try:
             return await seq.done
         finally:
-            self.open.pop(asked.request_id, None)
+            self.open.pop(request.request_id, None)
 
     async def pause(self, *, snapshot: bool) -> PauseTotals:
         self.paused, begun = True, [seq for seq in self.open.values() if seq.tokens]

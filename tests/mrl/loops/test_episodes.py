@@ -183,10 +183,10 @@ def test_what_another_engine_ran_is_an_error(tmp_path: Path) -> None:
     """The second turn's engine sees one token fewer than the episode has."""
 
     class Forgetful(TableEngines):
-        async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
-            if asked.attempt:
-                asked = dataclasses.replace(asked, prompt_tokens=asked.prompt_tokens[1:])
-            return await super().generate(asked, so_far)
+        async def generate(self, request: GenerationRequest, so_far: Completion | None = None) -> Completion:
+            if request.attempt:
+                request = dataclasses.replace(request, prompt_tokens=request.prompt_tokens[1:])
+            return await super().generate(request, so_far)
 
     config = config_of(tmp_path, {})
     thread = thread_of(config, TableEnvironments(), served(config, Forgetful))
@@ -317,12 +317,12 @@ def test_a_failed_generation_begins_anew(tmp_path: Path) -> None:
     class Failing(TableEngines):
         failed = False
 
-        async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
-            completion = await super().generate(asked, so_far)
+        async def generate(self, request: GenerationRequest, so_far: Completion | None = None) -> Completion:
+            completion = await super().generate(request, so_far)
             if self.failed:
                 return completion
             self.failed = True
-            return Completion.empty(asked.request_id, Status.FAILED)
+            return Completion.empty(request.request_id, Status.FAILED)
 
     config = config_of(tmp_path, {})
     groups = groups_of(thread_of(config, TableEnvironments(), served(config, Failing)), config)

@@ -24,10 +24,10 @@ class Mortal:
         self._generate, self._step = engines.generate, engines._step
         engines.generate, engines._step = self.generate, self.step  # type: ignore[method-assign]
 
-    async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
+    async def generate(self, request: GenerationRequest, so_far: Completion | None = None) -> Completion:
         while True:
             try:
-                return await self._generate(asked, so_far)
+                return await self._generate(request, so_far)
             except EngineLost as lost:
                 (so_far,) = lost.args
 
