@@ -1,6 +1,6 @@
 """The device that these tests run on: the CPU with small shapes, and a GPU where there is one.
 
-`make gpu-smoke` reads no other conftest, so that torch, pytest and this repository's small dependencies are enough.
+`make gpu-smoke` reads no other conftest, so torch, pytest and this repository's small dependencies suffice.
 """
 
 import importlib.util

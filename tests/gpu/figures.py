@@ -1,4 +1,4 @@
-"""The figures that tests of one device print, each beside the claim that it stands for."""
+"""Figures that the tests of one device print, each with its claim."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mrl.resharding.wire import memory
 
 
 def median_seconds(device: torch.device, action: Callable[[], object], *, repeats: int = 7) -> float:
-    """Return the seconds that the action takes, the device waited for; a first time is not counted."""
+    """Return the median seconds of an action, with a wait for the device; the first run is not counted."""
     seconds = []
     for _ in range(repeats + 1):
         started = time.monotonic()
@@ -29,5 +29,4 @@ def check(passed: bool, name: str, figure: str = "") -> None:
 
 
 def show(name: str, figure: str) -> None:
-    """Print a measured figure that nothing is claimed of."""
     print(f"{name:62} {figure}".rstrip(), flush=True)

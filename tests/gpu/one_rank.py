@@ -10,8 +10,7 @@ from mrl.resharding.wire.messages import BucketMessage
 
 
 class OneRankLane:
-    """Copies the messages of the only trainer rank into the bucket that it shares with the only receiver
-    (`lanes.Lane`)."""
+    """Copies the trainer rank's messages into the bucket shared with the receiver (`lanes.Lane`)."""
 
     def __init__(self, part: SlotPart, device: torch.device) -> None:
         self._bucket = torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=device)
@@ -33,4 +32,4 @@ class OneRankLane:
         return self._arrived
 
     def drain(self) -> None:
-        """Does nothing: every window was finished."""
+        """Do nothing: every window was finished."""

@@ -1,7 +1,4 @@
-"""A second process of the tests of one device: it does with a trainer's memory what an engine's worker does.
-
-Needs neither vLLM nor Ray.
-"""
+"""A second process that uses a trainer's memory like an engine's worker, without vLLM and Ray."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Peer(Child):
 
     @contextlib.contextmanager
     def leased(self, memory: ParameterMemory, device: torch.device) -> Iterator[list[int]]:
-        """Inside, that process holds the memory under a lease; yields the digests it read."""
+        """Lease the memory to that process; yield the digests that it read."""
         memory.lease()
         buffers = [flat_bytes(buffer.param_data) for buffer in memory.buffers]
         lent = describe_device(buffers) if device.type == "cuda" else describe_files(memory.export())
@@ -41,7 +38,7 @@ class Peer(Child):
 
 
 class _Worker:
-    """What the process has."""
+    """State and calls of that process."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -49,17 +46,15 @@ class _Worker:
         self._lease: Lease | None = None
 
     def address(self) -> str:
-        """Where a sender connects."""
         return self._receiver.address
 
     def receive(self, session: Session, manifest: RankManifest) -> dict[str, int]:
-        """Take one session; the digest of each tensor."""
+        """Receive one session; return the digest of each tensor."""
         storage = Storage(manifest, self._device)
         self._receiver.receive(session, StorageConsumer(storage))
         return {name: digest_bytes(flat_bytes(flat)) for name, flat in storage.flat.items()}
 
     def free_bytes(self) -> int:
-        """What is free on the device."""
         return torch.cuda.mem_get_info()[0]
 
     def lease(self, lent: list[dict[str, Any]]) -> list[int]:
@@ -78,5 +73,5 @@ class _Worker:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes as [n] uint8."""
+    """Return the tensor's bytes as [n] uint8."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

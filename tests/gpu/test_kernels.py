@@ -26,7 +26,7 @@ from tests.gpu.figures import check, median_seconds, show
 
 BFLOAT16_ERROR = 1e-2
 SINKS_ERROR = 5e-2
-"""Of the gradient of attention sinks: a sum over all tokens, in which terms of both signs cancel most of each other."""
+"""Bound on the gradient of attention sinks: a sum over all tokens whose terms mostly cancel."""
 _QUANTISED_BLOCK = 128
 
 
@@ -94,7 +94,7 @@ def sizes(device: torch.device) -> Sizes:
 
 def test_experts(device: torch.device, sizes: Sizes) -> None:
     """Grouped experts against one expert after the other: odd counts, empty experts, no token at all."""
-    rng, worst, dirty = np.random.default_rng(0), 0.0, 0
+    rng, error, dirty = np.random.default_rng(0), 0.0, 0
     inputs = [
         _random(device, sizes.experts, 2 * sizes.expert_width, sizes.hidden, scale=sizes.hidden**-0.5),
         _random(device, sizes.experts, sizes.hidden, sizes.expert_width, scale=sizes.expert_width**-0.5),
@@ -106,24 +106,22 @@ def test_experts(device: torch.device, sizes: Sizes) -> None:
         _poison(device, tokens * sizes.hidden)
         results = _with_gradients(grouped_swiglu, hidden, *inputs, per_expert, probs)
         expected = _with_gradients(_experts_in_turn, hidden, *inputs, per_expert, probs, wide=True)
-        worst = max(worst, *(_error(a, b) for a, b in zip(results, expected, strict=True)))
+        error = max(error, *(_error(a, b) for a, b in zip(results, expected, strict=True)))
         empty = torch.from_numpy(counts == 0).to(device)
         dirty += sum(int(grad[empty].count_nonzero()) for grad in results[2:4])
     check(
-        worst < BFLOAT16_ERROR, f"experts, {sizes.draws} draws: error of results, gradients", f"{worst:.1e}"
+        error < BFLOAT16_ERROR, f"experts, {sizes.draws} draws: error of results, gradients", f"{error:.1e}"
     )
     check(dirty == 0, "experts without a token: gradients of exact zeros", f"{dirty} others")
     even = torch.full((sizes.experts,), sizes.tokens // sizes.experts, device=device)
     hidden, probs = _random(device, sizes.tokens, sizes.hidden), torch.rand(sizes.tokens, device=device)
     seconds = median_seconds(device, lambda: _with_gradients(grouped_swiglu, hidden, *inputs, even, probs))
-    operations = 3 * 2 * sizes.tokens * 3 * sizes.hidden * sizes.expert_width
-    show(
-        "experts, forward and backward", f"{1e3 * seconds:.2f} ms, {operations / seconds / 1e12:.1f} TFLOP/s"
-    )
+    flops = 3 * 2 * sizes.tokens * 3 * sizes.hidden * sizes.expert_width
+    show("experts, forward and backward", f"{1e3 * seconds:.2f} ms, {flops / seconds / 1e12:.1f} TFLOP/s")
 
 
 def test_delta_nets(device: torch.device, sizes: Sizes) -> None:
-    """The gated delta rule in chunks: results against token after token, gradients against the same chunks in float64."""
+    """The chunked gated delta rule: results against token by token, gradients against float64 chunks."""
     lengths, heads, width = _segments(sizes), sizes.delta_heads, sizes.delta_width
     tokens, chunks = int(lengths.sum()), delta_rule.chunk_segments(lengths, device=device)
     query, key = (_random(device, tokens, heads // 2, width) for _ in range(2))
@@ -247,15 +245,13 @@ def test_quantiser(device: torch.device, sizes: Sizes) -> None:
 def test_digests_of_device_memory(device: torch.device, sizes: Sizes) -> None:
     """The fingerprint of device memory, against the CPU's arithmetic, at odd lengths and offsets."""
     data = torch.randint(0, 256, (sizes.digest_bytes,), dtype=torch.uint8, device=device)
-    pieces = [
-        data[first : first + length] for first, length in ((0, 1 << 20), (1, 99_999), (8, 262_144), (3, 7))
-    ]
+    pieces = [data[first : first + size] for first, size in ((0, 1 << 20), (1, 99_999), (8, 262_144), (3, 7))]
     same = all(weighted_sum(piece) == weighted_sum(piece.cpu()) for piece in pieces)
     seconds = median_seconds(device, lambda: weighted_sum(data))
     check(same, "digests of device memory are the CPU's", f"{data.numel() / seconds / 1e9:.0f} GB/s")
 
 
-# -- references -----------------------------------------------------------------------------------------------------
+# -- references --------------------------------------------------------------------------------------------
 
 
 def _experts_in_turn(
@@ -288,7 +284,7 @@ def _dense_attention(
 def _delta_rule_in_turn(
     lengths: np.ndarray, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
 ) -> Tensor:
-    """The outputs [N, H, V] of delta_net.gated_delta_step() at each token of every segment, all segments beside each other."""
+    """Return outputs [N, H, V] of delta_net.gated_delta_step() at each token, all segments at once."""
     starts = torch.from_numpy(np.cumsum(lengths) - lengths).to(value.device)
     sizes = torch.from_numpy(lengths).to(value.device)
     outputs = torch.empty_like(value)
@@ -308,7 +304,7 @@ def _dense_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return all_of_them.gather(1, targets[:, None])[:, 0] + 0.01 * entropy
 
 
-# -- measuring ------------------------------------------------------------------------------------------------------
+# -- measuring ---------------------------------------------------------------------------------------------
 
 
 def _random(device: torch.device, *shape: int, scale: float = 1.0) -> Tensor:
@@ -316,7 +312,7 @@ def _random(device: torch.device, *shape: int, scale: float = 1.0) -> Tensor:
 
 
 def _distributions(rng: np.random.Generator, sizes: Sizes) -> Iterator[np.ndarray]:
-    """Tokens per expert: all on one, none at all, then random ones of which about half are empty."""
+    """Yield tokens per expert: all on one, none, then random ones with about half of the experts empty."""
     yield np.eye(1, sizes.experts, dtype=np.int64)[0] * 37
     yield np.zeros(sizes.experts, np.int64)
     for _ in range(sizes.draws - 2):
@@ -325,7 +321,7 @@ def _distributions(rng: np.random.Generator, sizes: Sizes) -> Iterator[np.ndarra
 
 
 def _segments(sizes: Sizes) -> np.ndarray:
-    """Lengths that add up to `attention_tokens`."""
+    """Return lengths that add up to `attention_tokens`."""
     rng, lengths = np.random.default_rng(1), []
     while (left := sizes.attention_tokens - sum(lengths)) > 0:
         lengths.append(min(left, int(rng.integers(1, sizes.longest_segment))))
@@ -333,7 +329,7 @@ def _segments(sizes: Sizes) -> np.ndarray:
 
 
 def _with_gradients(function: Callable[..., Tensor], *inputs: Tensor, wide: bool = False) -> list[Tensor]:
-    """The result, and the gradients of a fixed weighting of it by every floating-point input; `wide`: float64."""
+    """Return the result and its gradients by floating-point inputs, at fixed weights; `wide`: float64."""
     leaves = []
     for tensor in inputs:
         real = tensor.double() if wide and tensor.is_floating_point() else tensor
@@ -347,7 +343,7 @@ def _with_gradients(function: Callable[..., Tensor], *inputs: Tensor, wide: bool
 
 
 def _error(ours: Tensor, expected: Tensor) -> float:
-    """|ours - expected| / |expected|; of nothing, or of zeros, the norm of ours. NaN stays NaN."""
+    """Return |ours - expected| / |expected|, or |ours| if nothing or zeros are expected. NaN stays NaN."""
     norm = expected.double().norm()
     difference = (
         (ours.double() - expected.double()).norm() if ours.shape == expected.shape else ours.double().norm()
@@ -357,13 +353,13 @@ def _error(ours: Tensor, expected: Tensor) -> float:
 
 
 def _poison(device: torch.device, elements: int) -> None:
-    """Leaves NaN in memory that is handed out next."""
+    """Leave NaN in memory that is allocated next."""
     for _ in range(4):
         torch.full((max(elements, 1),), math.nan, dtype=torch.bfloat16, device=device)
 
 
 def _peak(device: torch.device, action: Callable[[], object]) -> float:
-    """GB that the action takes beyond what is there; 0 on CPU, which does not count."""
+    """Return the GB that the action takes beyond those in use; 0 on CPU, which does not count."""
     if device.type != "cuda":
         action()
         return 0.0

@@ -1,7 +1,7 @@
 """Off-loading as a trainer rank does it, seen from a second process; torch alone.
 
-Parameters with twice their bytes of gradients lie in a real ParameterMemory. On a GPU expandable segments are on meanwhile,
-and every round exports the parameters to the second process, which reads them.
+Parameters with twice their bytes of gradients are in a real ParameterMemory. On a GPU, segments are
+expandable, and every round exports the parameters to the second process, which reads them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ _SMALLEST_SHARE = 0.95
 
 
 def test_memory_comes_back_from_offloading(device: torch.device) -> None:
-    """One off-load measured, then many."""
     with expandable_segments(device):
         peer = Peer(device.type)
         try:
@@ -41,7 +40,7 @@ def test_memory_comes_back_from_offloading(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def expandable_segments(device: torch.device) -> Iterator[None]:
-    """What a user may have asked of this process's allocator."""
+    """Turn on expandable segments, as a user may have done."""
     before = torch._C._accelerator_getAllocatorSettings()
     torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     try:
@@ -57,19 +56,17 @@ class Offloading:
         self._device, self._peer = device, peer
         elements = (_GPU_BYTES if device.type == "cuda" else _CPU_BYTES) // 2
         with exportable_allocations():
-            parameters = torch.randint(0, 99, (elements,), dtype=torch.int16, device=device).view(
-                torch.bfloat16
-            )
+            params = torch.randint(0, 99, (elements,), dtype=torch.int16, device=device).view(torch.bfloat16)
             gradients = torch.zeros(elements, dtype=torch.float32, device=device)
-        buffer = SimpleNamespace(param_data=parameters, grad_data=gradients, param_index_map={})
+        buffer = SimpleNamespace(param_data=params, grad_data=gradients, param_index_map={})
         model = SimpleNamespace(
             buffers=[buffer], expert_parallel_buffers=[], module=SimpleNamespace(weights=dict)
         )
         self._memory = ParameterMemory([model], device=device)
-        self._parameters, self._num_bytes = buffer.param_data, parameters.nbytes + gradients.nbytes
+        self._parameters, self._num_bytes = buffer.param_data, params.nbytes + gradients.nbytes
 
     def once(self) -> None:
-        """What a round costs, and what the other process gets with and without emptying torch's cache."""
+        """Measure a round, and the other process's free memory with and without torch's cache."""
         device_memory.release_cached(self._device)
         full = self._free()
         self._timed("off-load, which pins its buffers the first time", self._memory.offload)
@@ -89,7 +86,7 @@ class Offloading:
         self._memory.reload()
 
     def many(self, rounds: int) -> None:
-        """Export, off-load and reload in turns: the bytes stay, and nothing is kept back more and more."""
+        """Export, off-load and reload in turns: the bytes stay, and memory does not grow."""
         expected, free = digest_bytes(flat_bytes(self._parameters)), []
         same = True
         for _ in range(rounds):
@@ -104,13 +101,13 @@ class Offloading:
         check(lost < 64 << 20, "memory that those rounds kept back", f"{lost >> 20} MiB")
 
     def _read_by_the_other(self) -> int:
-        """The digest that the second process makes of the leased parameters."""
+        """Return the second process's digest of the leased parameters."""
         with self._peer.leased(self._memory, self._device) as (read,):
             pass
         return read
 
     def _free(self) -> int:
-        """Bytes that are free on the device as the second process is told; on CPU less what the buffers occupy."""
+        """Return the device's free bytes as the second process sees them; on CPU, less the buffers' bytes."""
         if self._device.type == "cpu":
             gradients = self._memory.buffers[0].grad_data.untyped_storage().size()
             return self._num_bytes - self._memory.shared_bytes() - gradients

@@ -1,4 +1,4 @@
-"""One Megatron rank on the device: a step against the CPU's, a lease that a second process reads, off-load."""
+"""One Megatron rank on the device: a step against the CPU's, a lease to a second process, off-loading."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from tests.gpu.tiny_step import Dtype, make_batch, reference, start_tiny_worker,
 LARGEST_DIFFERENCE = 1e-4
 """Of float32's log-probs on the device from those on the CPU: sums in another order."""
 MEDIAN_DIFFERENCE = 2e-2
-"""Of bfloat16's from those of float32 on the CPU, where it is 8e-3. The largest says nothing: a token that bfloat16
-sends to another expert is off by 0.57 on the CPU too."""
+"""Bound of bfloat16 against float32 on the CPU, where it is 8e-3. The maximum says nothing: a token that
+bfloat16 sends to another expert is off by 0.57 on the CPU too."""
 LARGEST_DIFFERENCE_AFTER = 1e-2
-"""The same in float32 after Adam's first step, which is the gradient's sign: those near 0 turn by the order of sums."""
+"""The same in float32 after Adam's first step, the gradient's sign: the order of sums flips some near 0."""
 LARGEST_GRADIENT_ERROR = {"float32": 1e-3, "bfloat16": 3e-2}
 """Of the gradient's norm, relative."""
 
 
 @pytest.mark.integration
 def test_a_step_and_what_is_lent_and_off_loaded(device: torch.device, tmp_path: Path) -> None:
-    """Float32, then bfloat16 on GPUs (what runs use there), each with a worker of its own. In a process of its own: in
-    pytest's, transformers computed other log-probs in later tests."""
+    """Run float32, then bfloat16 on GPUs, in a subprocess: in pytest's own, it changed later tests."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         process.submit(_train, device, tmp_path).result(timeout=280)
 
@@ -61,7 +60,7 @@ def _train(device: torch.device, tmp_path: Path) -> None:
 def _again(
     folder: str, dtype: Dtype, first: dict[str, Any], contents: list[int], device: torch.device
 ) -> None:
-    """The same step by a worker that starts anew. On CPU its bits are those of the first; what a GPU's are is told."""
+    """Repeat the step with a new worker: on CPU its bits are the first's; a GPU's difference is printed."""
     worker = start_tiny_worker(folder, dtype)
     try:
         second = train_step(worker)
@@ -88,8 +87,8 @@ def _same_numbers(ours: dict[str, Any], cpu: dict[str, Any], dtype: str) -> None
     else:
         bounds = {"before": LARGEST_DIFFERENCE, "after": LARGEST_DIFFERENCE_AFTER}
         checks = [(name, "largest", float(apart[name].max()), bound) for name, bound in bounds.items()]
-    for name, which, found, bound in checks:
-        check(found < bound, f"{dtype}: log-probs {name} the step, {which} difference", f"{found:.1e}")
+    for name, which, value, bound in checks:
+        check(value < bound, f"{dtype}: log-probs {name} the step, {which} difference", f"{value:.1e}")
     moved = float(np.abs(np.array(ours["after"]) - np.array(ours["before"])).max())
     check(moved > 10 * LARGEST_DIFFERENCE, f"{dtype}: the step moved log-probs by", f"{moved:.1e}")
     error = abs(ours["grad_norm"] / cpu["grad_norm"] - 1)
@@ -105,7 +104,7 @@ def _lease(worker: MegatronWorker, peer: Peer, device: torch.device) -> None:
 
 
 def _offload(worker: MegatronWorker, peer: Peer, device: torch.device) -> None:
-    """Off-load gives the device's memory back, as another process sees it; reload brings the same bits."""
+    """Off-loading frees memory for another process; reloading brings the same bits."""
     memory = worker.policy.memory
     before, generation, held = _contents(worker), memory.generation, _held(worker, device)
     visible = _visible(peer, device)
@@ -126,19 +125,18 @@ def _offload(worker: MegatronWorker, peer: Peer, device: torch.device) -> None:
 
 
 def _held(worker: MegatronWorker, device: torch.device) -> int:
-    """Bytes that this process has of the device, or of shared memory on CPU."""
+    """Return the bytes that this process has of the device, or of shared memory on CPU."""
     return (
         torch.cuda.memory_allocated(device) if device.type == "cuda" else worker.policy.memory.shared_bytes()
     )
 
 
 def _visible(peer: Peer, device: torch.device) -> int:
-    """Bytes that are free on the device, as the second process is told; 0 on CPU."""
+    """Return the device's free bytes as the second process sees them; 0 on CPU."""
     return peer.call("free_bytes") if device.type == "cuda" else 0
 
 
 def _contents(worker: MegatronWorker) -> list[int]:
-    """A digest of each parameter buffer."""
     return [digest_bytes(flat_bytes(buffer.param_data)) for buffer in worker.policy.memory.buffers]
 
 

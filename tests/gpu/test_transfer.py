@@ -46,11 +46,8 @@ def test_tensors_arrive_as_they_were_sent(device: torch.device) -> None:
             seconds = time.monotonic() - started
             arrived = peer.result()
             check(arrived == sent, f"transfer {version + 1}: {len(sent)} tensors arrived as they were sent")
-        sent_bytes, speed = int(figures["bytes"]), figures["bytes"] / seconds / 1e9
-        show(
-            f"sender: {sent_bytes >> 20} MiB in {len(plan.windows)} buckets, with digests",
-            f"{speed:.1f} GB/s",
-        )
+        size, speed = int(figures["bytes"]), figures["bytes"] / seconds / 1e9
+        show(f"sender: {size >> 20} MiB in {len(plan.windows)} buckets, with digests", f"{speed:.1f} GB/s")
         peer.call("release")
         sender.close()
     finally:
@@ -64,7 +61,7 @@ def send_through_buckets(
     manifest: RankManifest,
     tensors: Sequence[torch.Tensor],
 ) -> dict[str, float]:
-    """Sends one session through buckets; `manifest`: of `tensors`."""
+    """Send one session through buckets; `manifest` describes `tensors`."""
     part, proof = plan.part(0), TrainerProof(PlanCells(plan), 0, manifest.tensors, [0])
     tables = tables_of(plan.part(1), (), list(proof.needed[0].values()))
     ranks = RankGroup(None, DEADLINE_SECONDS, tensors[0].device)
@@ -75,13 +72,11 @@ def send_through_buckets(
 def payload(
     num_bytes: int, device: torch.device, bucket_bytes: int
 ) -> tuple[list[torch.Tensor], RankManifest, Plan]:
-    """Tensors on the device, the manifest of one rank that holds them whole, and the plan from it to a rank elsewhere."""
+    """Return tensors, the manifest of one rank with all of them, and the plan from it to another rank."""
     size = num_bytes // _TENSORS // 2
-    tensors = [
-        torch.randn(size, dtype=torch.float32, device=device).to(torch.bfloat16) for _ in range(_TENSORS)
-    ]
+    data = [torch.randn(size, dtype=torch.float32, device=device).to(torch.bfloat16) for _ in range(_TENSORS)]
     manifest = as_one_rank(CheckpointTensor(f"t{i}", (size,), "bfloat16") for i in range(_TENSORS))
     plan = build_plan(
         [manifest], [manifest], Topology.separate_slots([0]), PlanOptions(bucket_bytes=bucket_bytes)
     )
-    return tensors, manifest, plan
+    return data, manifest, plan

@@ -24,7 +24,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 def write_model(folder: Path, *, large: bool) -> None:
-    """A random Qwen3-MoE: 1.2 million parameters, or 170 million, of which a GPU's memory shows the coming and going."""
+    """Write a random Qwen3-MoE of 1.2 million parameters, or of 170 million, which show in GPU memory."""
     rows = folder.parent / f"{folder.name}.jsonl"
     rows.write_text(
         "".join(json.dumps({"prompt": f"{i}+{i}=", "answer": str(2 * i)}) + "\n" for i in range(20))
@@ -45,7 +45,7 @@ def start_tiny_worker(folder: str, dtype: Dtype = "float32") -> MegatronWorker:
 
 
 def make_batch() -> TrainBatch:
-    """32 samples of 8 to 32 tokens; the second half of each is trained on."""
+    """Return 32 samples of 8 to 32 tokens; the second half of each is trained on."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(8, 33, 32)
     ends = np.cumsum(lengths)
@@ -61,7 +61,7 @@ def make_batch() -> TrainBatch:
 
 
 def train_step(worker: MegatronWorker) -> dict[str, Any]:
-    """Log-probs, one optimizer step, log-probs."""
+    """Return log-probs before and after one optimizer step, and its metrics."""
     batch = make_batch()
     before = worker.forward(batch)
     metrics = worker.update(batch, cross_entropy, {"num_tokens": int(batch.loss_mask.sum())})
@@ -75,7 +75,7 @@ def train_step(worker: MegatronWorker) -> dict[str, Any]:
 
 
 def reference(folder: str) -> dict[str, Any]:
-    """The same step in a process that sees no GPU."""
+    """Run the same step in a process that sees no GPU."""
     out = Path(folder) / "reference.json"
     command = [sys.executable, "-m", __name__, folder, str(out)]
     subprocess.run(command, check=True, timeout=300, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})

@@ -29,7 +29,6 @@ MOE: dict[str, Any] = {"model_type": "qwen3_moe", "num_hidden_layers": 4} | COMM
 
 
 def held(hf: dict[str, Any], layout: Layout, lora: LoraSection, spec: Spec) -> list[Adapter]:
-    """The adapters of all ranks."""
     family, places = family_of(hf), layout.all_coordinates()
     return [a for place in places for a in adapters(family, hf, layout, place, lora, spec=spec)]
 
@@ -39,12 +38,12 @@ def held(hf: dict[str, Any], layout: Layout, lora: LoraSection, spec: Spec) -> l
     "layout", [{}, {"tp": 2, "ep": 2}, {"tp": 2, "pp": 2, "dp": 2}, {"cp": 2, "ep": 4, "dp": 2}], ids=str
 )
 def test_ranks_hold_every_stored_number_once(layout: dict[str, int], spec: Spec) -> None:
-    """Replicas left out; whatever the layers and the layout, the stored tensors are the same."""
+    """Without replicas; for all layers and layouts the stored tensors are the same."""
     require_every_number_once(DEEPSEEK, Layout(**layout), EVERYTHING, spec)
 
 
 def test_merged_tensors_have_one_pair_each() -> None:
-    """Phi's queries, keys and values, gate and up: what is one tensor in the folder is one module to PEFT."""
+    """Phi's queries, keys and values, gate and up: one tensor in the folder is one module to PEFT."""
     lora = LoraSection(rank=3, targets=("attention", "mlp"))
     require_every_number_once(PHI, Layout(tp=4, pp=2), lora, TRAINER)
     changed = changed_tensors(family_of(PHI), PHI, lora)
@@ -55,7 +54,7 @@ def test_merged_tensors_have_one_pair_each() -> None:
 
 
 def require_every_number_once(hf: dict[str, Any], layout: Layout, lora: LoraSection, spec: Spec) -> None:
-    """Of all stored adapters."""
+    """Check that each stored number is on exactly one rank."""
     family, shapes = family_of(hf), adapter_shapes(family_of(hf), hf, lora)
     changed = changed_tensors(family, hf, lora)
     counts = {name: np.zeros(shapes[name], int) for pair in changed.values() for name in pair}

@@ -31,14 +31,14 @@ CPU = torch.device("cpu")
 
 
 def inputs(dtype: torch.dtype = torch.float32, *, lengths: np.ndarray = LENGTHS) -> dict[str, Tensor]:
-    """Of 2 key heads of width 12 and 4 value heads of width 20."""
+    """Return inputs of 2 key heads of width 12 and 4 value heads of width 20."""
     torch.manual_seed(0)
     tokens = int(lengths.sum())
     shapes = {"query": (2, 12), "key": (2, 12), "value": (4, 20), "decay": (4,), "beta": (4,)}
-    found = {name: torch.randn(tokens, *shape, dtype=dtype) for name, shape in shapes.items()}
-    found["decay"] = -torch.nn.functional.softplus(found["decay"])
-    found["beta"] = found["beta"].sigmoid()
-    return {name: x.requires_grad_() for name, x in found.items()}
+    tensors = {name: torch.randn(tokens, *shape, dtype=dtype) for name, shape in shapes.items()}
+    tensors["decay"] = -torch.nn.functional.softplus(tensors["decay"])
+    tensors["beta"] = tensors["beta"].sigmoid()
+    return {name: x.requires_grad_() for name, x in tensors.items()}
 
 
 def rule(x: dict[str, Tensor], lengths: np.ndarray, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -64,8 +64,8 @@ def test_outputs_and_gradients_are_those_of_transformers() -> None:
     expected = by_transformers(x)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
     weights = torch.randn_like(out)
-    found, wanted = (torch.autograd.grad((y * weights).sum(), list(x.values())) for y in (out, expected))
-    for name, ours, theirs in zip(x, found, wanted, strict=True):
+    gradients, wanted = (torch.autograd.grad((y * weights).sum(), list(x.values())) for y in (out, expected))
+    for name, ours, theirs in zip(x, gradients, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, msg=name)
 
 
@@ -77,20 +77,16 @@ def test_a_segment_goes_on_from_its_state() -> None:
         spans = [slice(low, high), slice(150 + low, 150 + high)]
         return {name: torch.cat([value[span] for span in spans]) for name, value in x.items()}
 
-    first, state = rule(part(0, 70), np.array([70, 70]))
-    second, state = rule(part(70, 89), np.array([19, 19]), state)
-    last = part(89, 90)
-    third, state = gated_delta_step(
-        last["query"], last["key"], last["value"], last["decay"], last["beta"], state
-    )
-    torch.testing.assert_close(
-        torch.cat([first[70:], second[19:], third[1:]]), whole[150:], rtol=0, atol=1e-12
-    )
+    one, state = rule(part(0, 70), np.array([70, 70]))
+    two, state = rule(part(70, 89), np.array([19, 19]), state)
+    end = part(89, 90)
+    three, state = gated_delta_step(end["query"], end["key"], end["value"], end["decay"], end["beta"], state)
+    torch.testing.assert_close(torch.cat([one[70:], two[19:], three[1:]]), whole[150:], rtol=0, atol=1e-12)
     torch.testing.assert_close(state[1], ends[1], rtol=0, atol=1e-12)
 
 
 def test_what_fills_the_slots_of_padding_is_never_seen() -> None:
-    """Padding repeats token 0: were it not silenced, an overflow there would spread."""
+    """Padding repeats token 0; if it were not silenced, an overflow there would spread."""
     x = {name: value.detach() for name, value in inputs(lengths=np.array([1, 5])).items()}
     x["key"][0], x["value"][0] = 1e30, 1e30
     out, states = rule(x, np.array([1, 5]))
@@ -104,13 +100,13 @@ def test_the_convolution_does_not_cross_segments(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     lengths = np.array([1, 7, 2, 30])
     x, weight = torch.randn(40, 6, dtype=dtype), torch.randn(6, 4, dtype=dtype)
-    found = short_convolution(x, weight, torch.from_numpy(positions(lengths)))
+    output = short_convolution(x, weight, torch.from_numpy(positions(lengths)))
     parts = x.split(lengths.tolist())
     expected = [reference.causal_conv1d_fn(part.T[None], weight, activation="silu")[0].T for part in parts]
     close: dict[str, Any] = (
         {"rtol": 0, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     )
-    torch.testing.assert_close(found, torch.cat(expected), **close)
+    torch.testing.assert_close(output, torch.cat(expected), **close)
 
 
 def test_rounds_are_of_falling_size_and_hold_every_token_once() -> None:
@@ -121,11 +117,11 @@ def test_rounds_are_of_falling_size_and_hold_every_token_once() -> None:
 
 
 NEXT: dict[str, Any] = {
-    "model_type": "qwen3_next", "rope_theta": 1e4, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32,
-    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
+    "model_type": "qwen3_next", "rope_theta": 1e4, "vocab_size": 64, "hidden_size": 32,
+    "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 
 

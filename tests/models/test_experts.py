@@ -44,14 +44,11 @@ def make(
 
 def one_by_one(experts: GroupedExperts, hidden: Tensor, counts: list[int], probs: Tensor) -> Tensor:
     outputs, start = [], 0
-    first, second = (
-        experts.weight1.view(EXPERTS, 2 * INNER, HIDDEN),
-        experts.weight2.view(EXPERTS, HIDDEN, INNER),
-    )
+    w1, w2 = (experts.weight1.view(EXPERTS, 2 * INNER, HIDDEN), experts.weight2.view(EXPERTS, HIDDEN, INNER))
     for expert, count in enumerate(counts):
         x, p = hidden[start : start + count], probs[start : start + count]
-        gate, up = (x @ first[expert].T).chunk(2, dim=-1)
-        outputs.append((functional.silu(gate) * up * p[:, None]).to(x.dtype) @ second[expert].T)
+        gate, up = (x @ w1[expert].T).chunk(2, dim=-1)
+        outputs.append((functional.silu(gate) * up * p[:, None]).to(x.dtype) @ w2[expert].T)
         start += count
     return torch.cat(outputs)
 
@@ -96,7 +93,7 @@ def test_a_rank_of_expert_tensor_parallel_two_holds_half_of_every_expert() -> No
 
 @pytest.mark.parametrize("counts", [[3, 0, 5, 2], [0, 0, 0, 0]])
 def test_clamped_experts_are_those_of_transformers_one_after_the_other(counts: list[int]) -> None:
-    """Values and gradients of weights and biases; the inputs are large enough that both clamps are met."""
+    """Compare values and gradients of weights and biases; inputs are large enough to meet both clamps."""
     experts = make(torch.float32, clamped=True)
     assert isinstance(experts, ClampedExperts)
     for bias in (experts.bias1, experts.bias2):
@@ -106,24 +103,21 @@ def test_clamped_experts_are_those_of_transformers_one_after_the_other(counts: l
 
     def one_after_the_other() -> Tensor:
         outputs, clamps = [hidden.new_zeros(0, HIDDEN) * sum(p.sum() for p in parameters)], set()
-        first, second = (
-            experts.weight1.view(EXPERTS, -1, HIDDEN),
-            experts.weight2.view(EXPERTS, HIDDEN, INNER),
-        )
+        w1, w2 = (experts.weight1.view(EXPERTS, -1, HIDDEN), experts.weight2.view(EXPERTS, HIDDEN, INNER))
         biases = experts.bias1.view(EXPERTS, -1), experts.bias2.view(EXPERTS, HIDDEN)
         for expert, (x, p) in enumerate(zip(hidden.split(counts), probs.split(counts), strict=True)):
-            inner = x @ first[expert].T + biases[0][expert]
+            inner = x @ w1[expert].T + biases[0][expert]
             gate, up = inner[:, ::2], inner[:, 1::2]
             clamps |= {clamp for clamp, met in (("gate", gate > 7), ("up", up.abs() > 7)) if met.any()}
             gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-            out = (gate * torch.sigmoid(1.702 * gate) * (up + 1)) @ second[expert].T + biases[1][expert]
+            out = (gate * torch.sigmoid(1.702 * gate) * (up + 1)) @ w2[expert].T + biases[1][expert]
             outputs.append(out * p[:, None])
         assert clamps == ({"gate", "up"} if any(counts) else set())
         return torch.cat(outputs)
 
-    found, expected = experts(hidden, torch.tensor(counts), probs)[0], one_after_the_other()
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    ours, theirs = (torch.autograd.grad((out * weights).sum(), parameters) for out in (found, expected))
+    output, expected = experts(hidden, torch.tensor(counts), probs)[0], one_after_the_other()
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    ours, theirs = (torch.autograd.grad((out * weights).sum(), parameters) for out in (output, expected))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""What grouped products owe to experts without a token, and to ranks without any."""
+"""Grouped products with experts without a token, and on ranks without any."""
 
 from __future__ import annotations
 

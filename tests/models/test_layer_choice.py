@@ -1,4 +1,4 @@
-"""Whose layers and whose attention a rank gets; on a GPU, that Transformer Engine's attention agrees with our own."""
+"""The layers and attention that a rank gets; on a GPU, Transformer Engine's attention matches ours."""
 
 import dataclasses
 from pathlib import Path
@@ -134,8 +134,8 @@ def test_the_fused_attention_agrees_with_our_own(latent: bool) -> None:
         packed = pack_segments(lengths, rotary=rotary, device=device, bucketed=attention.bucketed)
         options = {"attn_mask_type": AttnMaskType.causal, "packed_seq_params": packed}
         padded = functional.pad(value, (0, width - value_width))  # as Megatron's latent attention does
-        found = attention(query, key, padded, None, **options)
-        found = found.unflatten(-1, (heads, -1))[..., :value_width].flatten(-2)
-        results.append((found, *torch.autograd.grad(found.float().square().sum(), (query, key, value))))
+        output = attention(query, key, padded, None, **options)
+        output = output.unflatten(-1, (heads, -1))[..., :value_width].flatten(-2)
+        results.append((output, *torch.autograd.grad(output.float().square().sum(), (query, key, value))))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=5e-2, atol=5e-2)

@@ -1,7 +1,7 @@
-"""The name tables against the trainer's Megatron models: every rank of several layouts, names and shapes equal to the last.
+"""The name tables against Megatron's models: every rank of several layouts, equal names and shapes.
 
-One process builds each rank's model in turn: torch's own stand-in process group gives Megatron a world of any size, and a
-model's construction moves no data between ranks.
+One process builds each rank's model in turn: torch's fake process group gives Megatron a world of any size,
+and a model's construction moves no data between ranks.
 """
 
 from typing import Any
@@ -54,13 +54,14 @@ LAYOUTS = [
 
 
 def build_rank(hf: dict, layout: Layout, coordinates: RankCoordinates) -> list[PackedModel]:
-    """The model chunks of one rank, as the worker builds them."""
+    """Build the model chunks of one rank, like the worker."""
     from megatron.core import parallel_state
 
     dist.init_process_group("fake", store=FakeStore(), rank=coordinates.rank, world_size=layout.world_size)
     parallel_state.initialize_model_parallel(
-        layout.tp, layout.pp, layout.vpp if layout.vpp > 1 else None, context_parallel_size=layout.cp,
-        expert_model_parallel_size=layout.ep, expert_tensor_parallel_size=layout.etp, create_gloo_process_groups=False,
+        layout.tp, layout.pp, layout.vpp if layout.vpp > 1 else None,
+        context_parallel_size=layout.cp, expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp, create_gloo_process_groups=False,
     )  # fmt: skip
     try:
         assert (
@@ -88,7 +89,7 @@ def cpu_construction(monkeypatch):
 
 
 def described(chunks: list[dict[str, torch.Tensor]]) -> dict[tuple[int, str], tuple[tuple[int, ...], str]]:
-    """(chunk, name) -> shape and dtype of a live model's parameters."""
+    """Return (chunk, name) -> shape and dtype of a live model's parameters."""
     live = ((number, *pair) for number, chunk in enumerate(chunks) for pair in chunk.items())
     return {(c, n.removeprefix("module.")): (tuple(w.shape), str(w.dtype)[6:]) for c, n, w in live}
 
@@ -106,8 +107,6 @@ def test_names_and_shapes_equal_megatrons(hf, layout):
 
 
 class LocalSpecExperts(SequentialMLP):
-    """As Megatron's local spec makes them."""
-
     def __init__(self, num_local_experts, config, *, pg_collection, name=None):
         spec = get_gpt_layer_local_spec(num_experts=8, normalization="RMSNorm")
         experts = spec.submodules.mlp.keywords["submodules"].experts
@@ -116,7 +115,7 @@ class LocalSpecExperts(SequentialMLP):
 
 @pytest.mark.parametrize("layout", [Layout(tp=2, pp=2, ep=2), Layout(tp=4, ep=2, etp=2, dp=2)])
 def test_sequential_experts_have_megatrons_names_too(layout, monkeypatch):
-    """Of models that somebody else built with Megatron's local spec."""
+    """The tables also match models that Megatron's local spec builds."""
     monkeypatch.setattr(layer_specs, "GroupedExperts", LocalSpecExperts)
     tables = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, layout, dtype="float32", spec=LOCAL)
     for coordinates in layout.all_coordinates():

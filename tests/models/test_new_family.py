@@ -1,4 +1,4 @@
-"""A new family is one class and one registration: refusals, names, a plan, and Megatron's log-probs follow from them."""
+"""A new family is one class and one registration: refusals, names, a plan and log-probs follow from them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,6 @@ def test_a_plan_brings_every_byte_to_its_engines(seed: int, mistral: None) -> No
 
 
 def forward(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> dict[str, Any]:
-    """One rank of the new family, registered in its own process."""
     FAMILIES[Mistral.model_type] = Mistral()
     at = scenarios.worker(rank, world, port, folder, layout)
     samples, shard = scenarios.shard_of(tiny_models.random_batch(10, seed=1), at)

@@ -26,7 +26,7 @@ CONFIG = types.SimpleNamespace(
 
 
 def by_segment(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: np.ndarray) -> torch.Tensor:
-    """Rotary embedding and softmax written out, segment by segment, head by head."""
+    """Attend with rotary embedding and softmax written out, segment by segment, head by head."""
     outputs, start = [], 0
     half = q.shape[2] // 2
     inverse = 1.0 / 10000.0 ** (torch.arange(half, dtype=torch.float64) / half)
@@ -58,11 +58,11 @@ def test_values_and_gradients(lengths: list[int]) -> None:
     k, v = (torch.randn(total, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     rotary = RotaryTable(Rope(10000.0, 8), max_length=64, dtype=torch.float64, device=torch.device("cpu"))
     packed = pack_segments(sizes, rotary=rotary, device=torch.device("cpu"))
-    found = PackedAttention(CONFIG, layer_number=1)(q, k, v, None, packed_seq_params=packed)
+    output = PackedAttention(CONFIG, layer_number=1)(q, k, v, None, packed_seq_params=packed)
     expected = by_segment(q, k, v, sizes)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # the table's angles are float32
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)  # the table's angles are float32
     weight = torch.randn_like(expected)
-    ours = torch.autograd.grad((found * weight).sum(), (q, k, v))
+    ours = torch.autograd.grad((output * weight).sum(), (q, k, v))
     theirs = torch.autograd.grad((expected * weight).sum(), (q, k, v))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
@@ -70,25 +70,23 @@ def test_values_and_gradients(lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("width", [5, 12])
 def test_turned_queries_and_values_of_another_width(width: int) -> None:
-    """As latent attention hands them over, against each segment alone."""
+    """Compare with each segment alone, for inputs as latent attention has them."""
     config = types.SimpleNamespace(**vars(CONFIG) | {"multi_latent_attention": True})
     lengths, cpu = np.array([7, 1, 30]), torch.device("cpu")
     rotary = RotaryTable(Rope(10000.0, 8), max_length=64, dtype=torch.float64, device=cpu)
     packed = pack_segments(lengths, rotary=rotary, device=cpu)
     q, k = (torch.randn(38, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     v = torch.randn(38, 4, width, dtype=torch.float64, requires_grad=True)
-    found = PackedAttention(config, layer_number=1, softmax_scale=0.3)(
-        q, k, v, None, packed_seq_params=packed
-    )
+    out = PackedAttention(config, layer_number=1, softmax_scale=0.3)(q, k, v, None, packed_seq_params=packed)
     outputs = []
     for rows in torch.arange(38).split(lengths.tolist()):
         scores = 0.3 * torch.einsum("ihd,jhd->hij", q[rows], k[rows])
         scores = scores.masked_fill(torch.ones(len(rows), len(rows)).triu(1).bool(), float("-inf"))
         outputs.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[rows]).flatten(1))
     expected = torch.cat(outputs)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(out, expected)
     weight = torch.randn_like(expected)
-    ours = torch.autograd.grad((found * weight).sum(), (q, k, v))
+    ours = torch.autograd.grad((out * weight).sum(), (q, k, v))
     theirs = torch.autograd.grad((expected * weight).sum(), (q, k, v))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
@@ -97,7 +95,7 @@ def test_turned_queries_and_values_of_another_width(width: int) -> None:
 @pytest.mark.parametrize("window", [0, 1, 4, 6, 31, 40])
 @pytest.mark.parametrize("cp", [1, 2])
 def test_sinks_and_windows(cp: int, window: int) -> None:
-    """Against each segment alone, whose softmax has one score more in each row; with two ranks, rank 1's tokens."""
+    """Compare with each segment alone, whose softmax has one more score per row; with two ranks, rank 1's."""
     lengths, cpu, scale = np.array([8, 4, 32]), torch.device("cpu"), 0.3
     q = torch.randn(44, 4, 8, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(44, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
@@ -113,16 +111,16 @@ def test_sinks_and_windows(cp: int, window: int) -> None:
         shares = torch.cat((scores, sinks.view(4, 1, 1).expand(-1, len(rows), 1)), -1).softmax(-1)
         outputs.append(torch.einsum("hij,jhd->ihd", shares[..., :-1], values).flatten(1))
     ranks = [rank_positions(lengths, cp=cp, rank=rank) for rank in range(cp)]
-    own, gathered = ranks[-1], np.concatenate(ranks)
-    expected = torch.cat(outputs)[own]
+    local, gathered = ranks[-1], np.concatenate(ranks)
+    expected = torch.cat(outputs)[local]
     options = {"cp": cp, "rank": cp - 1, "window": window}
     buckets = segment_buckets(lengths, dtype=torch.float64, device=cpu, **options)
-    found = packed_attention(
-        q[own], k[gathered], v[gathered], buckets, scale=scale, sinks=sinks, windowed=bool(window)
+    output = packed_attention(
+        q[local], k[gathered], v[gathered], buckets, scale=scale, sinks=sinks, windowed=bool(window)
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(output, expected)
     weight = torch.randn_like(expected)
-    ours = torch.autograd.grad((found * weight).sum(), (q, k, v, sinks))
+    ours = torch.autograd.grad((output * weight).sum(), (q, k, v, sinks))
     theirs = torch.autograd.grad((expected * weight).sum(), (q, k, v, sinks))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)

@@ -22,7 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def weights_of(logits: Tensor, experts: Tensor, case: dict[str, Any]) -> Tensor:
-    """[tokens, experts] what the formula of each kind of routing gives the experts."""
+    """Return the weights [tokens, experts] that each kind of routing gives the experts."""
     if case["score_function"] == "sigmoid":
         scores = logits.sigmoid().gather(1, experts)
         weights = case.get("scaling_factor", 1.0) * scores / scores.sum(1, keepdim=True)
@@ -77,12 +77,12 @@ def test_a_recorded_choice_that_is_given_back_is_the_routers_own(name: str) -> N
 def test_agreement_counts_known_tokens_alone() -> None:
     torch.manual_seed(0)
     logits = torch.randn(TOKENS, EXPERTS)
-    own = logits.topk(TOPK).indices
-    half = torch.where(torch.arange(TOKENS)[:, None] % 2 == 0, own, (own + 1) % EXPERTS)
+    chosen = logits.topk(TOPK).indices
+    half = torch.where(torch.arange(TOKENS)[:, None] % 2 == 0, chosen, (chosen + 1) % EXPERTS)
     given = ReplayedRouting([half.to(torch.uint8)], [known(10)])
     given.microbatch = 0
     route(logits, given, CASES["softmax of the chosen"])
-    shared = (half[:10, :, None] == own[:10, None]).any(2).sum()
+    shared = (half[:10, :, None] == chosen[:10, None]).any(2).sum()
     assert given.agreement.tolist() == [int(shared), 10 * TOPK]
 
 

@@ -41,10 +41,10 @@ CASES: dict[str, dict[str, Any]] = {
 def test_tables_are_those_of_transformers(name: str) -> None:
     hf = {"qk_rope_head_dim": 64} | CASES[name]
     module = reference.DeepseekV3RotaryEmbedding(DeepseekV3Config(**hf))
-    found = rope.rope(hf, width=64)
-    torch.testing.assert_close(inverse_frequencies(found), module.inv_freq, rtol=0, atol=0)
+    embedding = rope.rope(hf, width=64)
+    torch.testing.assert_close(inverse_frequencies(embedding), module.inv_freq, rtol=0, atol=0)
     cos, sin = module(torch.zeros(1), torch.arange(300)[None])
-    table = RotaryTable(found, max_length=300, dtype=torch.float32, device=torch.device("cpu"))
+    table = RotaryTable(embedding, max_length=300, dtype=torch.float32, device=torch.device("cpu"))
     torch.testing.assert_close(table.cos, cos[0, :, :32], rtol=0, atol=0)
     torch.testing.assert_close(table.sin, sin[0, :, :32], rtol=0, atol=0)
 
@@ -53,25 +53,25 @@ def test_tables_are_those_of_transformers(name: str) -> None:
 def test_llama_3s_form_is_that_of_transformers(length: int) -> None:
     """Frequencies of all three kinds: kept, blended, divided."""
     settings = {
-        "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": length,
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": length,
     }  # fmt: skip
     hf = {"hidden_size": 256, "num_attention_heads": 2, "rope_parameters": settings}
     expected = LlamaRotaryEmbedding(LlamaConfig(**hf)).inv_freq
-    found = inverse_frequencies(rope.rope(hf, width=128))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    frequencies = inverse_frequencies(rope.rope(hf, width=128))
+    torch.testing.assert_close(frequencies, expected, rtol=0, atol=0)
     plain = inverse_frequencies(rope.Rope(5e5, 128))
-    assert (found == plain).any() and (found == plain / 8).any()
-    assert ((found != plain) & (found != plain / 8)).any()
+    assert (frequencies == plain).any() and (frequencies == plain / 8).any()
+    assert ((frequencies != plain) & (frequencies != plain / 8)).any()
     settings["rope_type"] = "default"
     assert torch.equal(inverse_frequencies(rope.rope(hf, width=128)), plain)
 
 
 def test_what_lies_beyond_the_turned_part_stays() -> None:
     x, angles = torch.randn(5, 3, 8), torch.randn(5, 1, 2)
-    found = rotate(x, angles.cos(), angles.sin())
-    assert torch.equal(found[..., 4:], x[..., 4:])
-    assert torch.equal(found[..., :4], rotate(x[..., :4], angles.cos(), angles.sin()))
+    turned = rotate(x, angles.cos(), angles.sin())
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    assert torch.equal(turned[..., :4], rotate(x[..., :4], angles.cos(), angles.sin()))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_turned_pairs_have_the_products_of_transformers() -> None:
 
 
 def test_a_sequence_may_be_as_long_as_yarn_stretches_the_model() -> None:
-    """As vLLM counts, also where a user added the settings to a published config.json; every published one agrees."""
+    """vLLM counts so too, also if a user added the settings to config.json; every published one agrees."""
     settings = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     hf = {"max_position_embeddings": 40960, "rope_scaling": settings}
     assert rope.max_positions(hf) == 131072

@@ -44,7 +44,7 @@ def test_a_change_below_the_margin_changes_no_choice_and_one_above_can(name: str
         return
 
     def differs(step: torch.Tensor) -> torch.Tensor:
-        """[tokens] whether the choice is another one when everything compared moves up or down by `step`."""
+        """Return [tokens] if the choice changes when everything compared moves up or down by `step`."""
         moved = compared + step[:, None] * (torch.randint(0, 2, compared.shape) * 2 - 1)
         return (chosen(moved) != chosen(compared)).any(1)
 

@@ -1,4 +1,4 @@
-"""What config.json may ask for in vain is an error with the key's name; the published models ask for nothing else."""
+"""Unsupported settings of config.json are errors with the key's name; the published models have none."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.published import INT4
 
 PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
 SHAPE = {
-    "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "rope_theta": 1e6,
+    "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "rope_theta": 1e6,
 }  # fmt: skip
 QWEN3 = SHAPE | {"model_type": "qwen3"}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
@@ -46,7 +46,7 @@ KIMI, GLM, FLASH = (
 
 
 def wrong_groups(**changes: object) -> dict[str, Any]:
-    """Kimi-K2-Thinking's int4 with other weights in it."""
+    """Return Kimi-K2-Thinking's int4 settings with changed weights."""
     settings = copy.deepcopy(INT4)
     settings["config_groups"]["group_0"]["weights"] |= changes
     return settings
@@ -58,61 +58,66 @@ def test_published_models_are_implemented(folder: str) -> None:
     require_trainable(language_model(hf))
 
 
-@pytest.mark.parametrize(
-    ("hf", "changes", "named"),
-    [
-        (QWEN3, {"layer_types": ["sliding_attention"]}, "layer_types with sliding_attention (supported: full_attention)"),
-        (QWEN3, {"attention_dropout": 0.1}, "attention_dropout = 0.1"),
-        (QWEN3, {"use_sliding_window": True}, "use_sliding_window = True"),
-        (QWEN3, {"attention_bias": True}, "attention_bias = True"),
-        (QWEN3, {"rope_scaling": {"type": "dynamic"}}, "rope_type = 'dynamic' (supported: 'default', 'yarn')"),
-        (QWEN3, {"rope_scaling": YARN | {"attention_factor": 1.0}}, "attention_factor of rope_type 'yarn'"),
-        (QWEN35, {"rope_parameters": YARN}, "rope_type = 'yarn' (supported: 'default')"),
-        (QWEN3, {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 (supported: 1)"),
-        (LLAMA, {"mlp_bias": True}, "mlp_bias = True (supported: None, False)"),
-        (LLAMA, {"rope_scaling": LLAMA3 | {"mscale": 1.0}}, "mscale of rope_type 'llama3'"),
-        (QWEN2_MOE, {"qkv_bias": False}, "qkv_bias = False (supported: None, True)"),
-        (MIXTRAL, {"sliding_window": 4096}, "sliding_window = 4096 (supported: None)"),
-        (MIXTRAL, {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1"),
-        (MIXTRAL, {"hidden_act": "gelu"}, "hidden_act = 'gelu' (supported: None, 'silu')"),
-        (MIXTRAL, {"num_experts_per_tok": 1}, "num_experts_per_tok = 1"),
-        (DEEPSEEK, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config = "),
-        (DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func = 'softmax' (supported: 'sigmoid')"),
-        (DEEPSEEK, {"topk_method": None}, "topk_method = None (supported: 'noaux_tc')"),
-        (DEEPSEEK, {"norm_topk_prob": False}, "norm_topk_prob = False"),
-        (DEEPSEEK, {"rope_interleave": False}, "rope_interleave = False"),
-        (DEEPSEEK, {"topk_group": 2}, "num_experts_per_tok = 8 with topk_group = 2"),
-        (DEEPSEEK, {"rope_scaling": YARN | {"attention_factor": 1.0}}, "attention_factor of rope_type 'yarn'"),
-        (KIMI, {"topk_method": "greedy"}, "topk_method = 'greedy' (supported: 'noaux_tc')"),
-        (KIMI, {"quantization_config": INT4 | {"format": "int-quantized"}}, "'format': 'int-quantized'"),
-        (KIMI, {"quantization_config": wrong_groups(group_size=128)}, ", pack-quantized int4 in groups of 32, a copy in"),
-        (KIMI, {"quantization_config": wrong_groups(num_bits=8)}, "quantization_config = {'quant_method': 'compressed-tensors'"),
-        (KIMI, {"quantization_config": wrong_groups(symmetric=False)}, "'symmetric': False"),
-        (KIMI, {"quantization_config": INT4 | {"kv_cache_scheme": {"num_bits": 8}}}, "'kv_cache_scheme': {'num_bits': 8}"),
-        (GLM, {"norm_topk_prob": False}, "norm_topk_prob = False (supported: True)"),
-        (GLM, {"rope_scaling": YARN}, "rope_type = 'yarn' (supported: 'default')"),
-        (FLASH, {"scoring_func": "softmax"}, "scoring_func = 'softmax' (supported: None, 'sigmoid')"),
-        (FLASH, {"attention_bias": True}, "attention_bias = True (supported: None, False)"),
-        (FLASH, {"mlp_layer_types": ["sparse"] * 47}, "mlp_layer_types (supported: those of first_k_dense_replace"),
-        (DEEPSEEK, {"rope_scaling": {"type": "dynamic"}}, "rope_type = 'dynamic' (supported: 'default', 'yarn')"),
-        (OLMOE, {"norm_topk_prob": True}, "norm_topk_prob = True (supported: None, False)"),
-        (OLMOE, {"rms_norm_eps": 1e-6}, "rms_norm_eps = 1e-06 (supported: 1e-05)"),
-        (OLMOE, {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
-        (OLMOE, {"head_dim": 64}, "head_dim = 64 (supported: hidden_size / num_attention_heads = 2048 / 16)"),
-        (MINIMAX, {"scoring_func": "softmax"}, "scoring_func = 'softmax' (supported: 'sigmoid')"),
-        (MINIMAX, {"use_routing_bias": False}, "use_routing_bias = False"),
-        (MINIMAX, {"shared_intermediate_size": 64}, "shared_intermediate_size = 64"),
-        (MINIMAX, {"attn_type_list": [1, 0]}, "attn_type_list with values other than 1"),
-        (GPT_OSS, {"swiglu_limit": 5.0}, "swiglu_limit = 5.0 (supported: None, 7.0)"),
-        (GPT_OSS, {"attention_bias": False}, "attention_bias = False (supported: True)"),
-        (GPT_OSS, {"layer_types": ["full_attention"] * 24}, "layer_types (supported: alternating sliding_attention"),
-        (GPT_OSS, {"quantization_config": {"quant_method": "fp8"}}, "'fp8'} (supported: mxfp4, a copy in bfloat16)"),
-        (PHI, {"sliding_window": 2047}, "sliding_window = 2047 (supported: None)"),
-        (PHI, {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "rope_type = 'longrope' (supported: 'default')"),
-        (PHI, {"resid_pdrop": 0.1}, "resid_pdrop = 0.1 (supported: None, 0)"),
-        (OLMOE, {"quantization_config": {"quant_method": "mxfp4"}}, "'mxfp4'} (supported: fp8 e4m3 in blocks"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("hf", "changes", "named"), [
+    (QWEN3, {"layer_types": ["sliding_attention"]},
+     "layer_types with sliding_attention (supported: full_attention)"),
+    (QWEN3, {"attention_dropout": 0.1}, "attention_dropout = 0.1"),
+    (QWEN3, {"use_sliding_window": True}, "use_sliding_window = True"),
+    (QWEN3, {"attention_bias": True}, "attention_bias = True"),
+    (QWEN3, {"rope_scaling": {"type": "dynamic"}}, "rope_type = 'dynamic' (supported: 'default', 'yarn')"),
+    (QWEN3, {"rope_scaling": YARN | {"attention_factor": 1.0}}, "attention_factor of rope_type 'yarn'"),
+    (QWEN35, {"rope_parameters": YARN}, "rope_type = 'yarn' (supported: 'default')"),
+    (QWEN3, {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 (supported: 1)"),
+    (LLAMA, {"mlp_bias": True}, "mlp_bias = True (supported: None, False)"),
+    (LLAMA, {"rope_scaling": LLAMA3 | {"mscale": 1.0}}, "mscale of rope_type 'llama3'"),
+    (QWEN2_MOE, {"qkv_bias": False}, "qkv_bias = False (supported: None, True)"),
+    (MIXTRAL, {"sliding_window": 4096}, "sliding_window = 4096 (supported: None)"),
+    (MIXTRAL, {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1"),
+    (MIXTRAL, {"hidden_act": "gelu"}, "hidden_act = 'gelu' (supported: None, 'silu')"),
+    (MIXTRAL, {"num_experts_per_tok": 1}, "num_experts_per_tok = 1"),
+    (DEEPSEEK, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config = "),
+    (DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func = 'softmax' (supported: 'sigmoid')"),
+    (DEEPSEEK, {"topk_method": None}, "topk_method = None (supported: 'noaux_tc')"),
+    (DEEPSEEK, {"norm_topk_prob": False}, "norm_topk_prob = False"),
+    (DEEPSEEK, {"rope_interleave": False}, "rope_interleave = False"),
+    (DEEPSEEK, {"topk_group": 2}, "num_experts_per_tok = 8 with topk_group = 2"),
+    (DEEPSEEK, {"rope_scaling": YARN | {"attention_factor": 1.0}}, "attention_factor of rope_type 'yarn'"),
+    (KIMI, {"topk_method": "greedy"}, "topk_method = 'greedy' (supported: 'noaux_tc')"),
+    (KIMI, {"quantization_config": INT4 | {"format": "int-quantized"}}, "'format': 'int-quantized'"),
+    (KIMI, {"quantization_config": wrong_groups(group_size=128)},
+     ", pack-quantized int4 in groups of 32, a copy in"),
+    (KIMI, {"quantization_config": wrong_groups(num_bits=8)},
+     "quantization_config = {'quant_method': 'compressed-tensors'"),
+    (KIMI, {"quantization_config": wrong_groups(symmetric=False)}, "'symmetric': False"),
+    (KIMI, {"quantization_config": INT4 | {"kv_cache_scheme": {"num_bits": 8}}},
+     "'kv_cache_scheme': {'num_bits': 8}"),
+    (GLM, {"norm_topk_prob": False}, "norm_topk_prob = False (supported: True)"),
+    (GLM, {"rope_scaling": YARN}, "rope_type = 'yarn' (supported: 'default')"),
+    (FLASH, {"scoring_func": "softmax"}, "scoring_func = 'softmax' (supported: None, 'sigmoid')"),
+    (FLASH, {"attention_bias": True}, "attention_bias = True (supported: None, False)"),
+    (FLASH, {"mlp_layer_types": ["sparse"] * 47},
+     "mlp_layer_types (supported: those of first_k_dense_replace"),
+    (DEEPSEEK, {"rope_scaling": {"type": "dynamic"}}, "rope_type = 'dynamic' (supported: 'default', 'yarn')"),
+    (OLMOE, {"norm_topk_prob": True}, "norm_topk_prob = True (supported: None, False)"),
+    (OLMOE, {"rms_norm_eps": 1e-6}, "rms_norm_eps = 1e-06 (supported: 1e-05)"),
+    (OLMOE, {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
+    (OLMOE, {"head_dim": 64}, "head_dim = 64 (supported: hidden_size / num_attention_heads = 2048 / 16)"),
+    (MINIMAX, {"scoring_func": "softmax"}, "scoring_func = 'softmax' (supported: 'sigmoid')"),
+    (MINIMAX, {"use_routing_bias": False}, "use_routing_bias = False"),
+    (MINIMAX, {"shared_intermediate_size": 64}, "shared_intermediate_size = 64"),
+    (MINIMAX, {"attn_type_list": [1, 0]}, "attn_type_list with values other than 1"),
+    (GPT_OSS, {"swiglu_limit": 5.0}, "swiglu_limit = 5.0 (supported: None, 7.0)"),
+    (GPT_OSS, {"attention_bias": False}, "attention_bias = False (supported: True)"),
+    (GPT_OSS, {"layer_types": ["full_attention"] * 24},
+     "layer_types (supported: alternating sliding_attention"),
+    (GPT_OSS, {"quantization_config": {"quant_method": "fp8"}},
+     "'fp8'} (supported: mxfp4, a copy in bfloat16)"),
+    (PHI, {"sliding_window": 2047}, "sliding_window = 2047 (supported: None)"),
+    (PHI, {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+     "rope_type = 'longrope' (supported: 'default')"),
+    (PHI, {"resid_pdrop": 0.1}, "resid_pdrop = 0.1 (supported: None, 0)"),
+    (OLMOE, {"quantization_config": {"quant_method": "mxfp4"}}, "'mxfp4'} (supported: fp8 e4m3 in blocks"),
+])  # fmt: skip
 def test_others_are_named(hf: dict[str, Any], changes: dict[str, Any], named: str) -> None:
     require_trainable(hf)
     with pytest.raises(ConfigError) as error:
@@ -123,7 +128,7 @@ def test_others_are_named(hf: dict[str, Any], changes: dict[str, Any], named: st
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 def test_a_key_that_nobody_reads_is_named(family: str, tmp_path: Path) -> None:
-    """Of the config.json that transformers writes for each family, nothing is refused."""
+    """Nothing in the config.json that transformers writes for each family is refused."""
     tiny_models.tiny_config(family).save_pretrained(tmp_path)
     hf = language_model(json.loads((tmp_path / "config.json").read_text()))
     require_trainable(hf | {"router_warmth": None, "use_cache": False})
@@ -157,10 +162,11 @@ def test_images_are_refused_as_such() -> None:
         family_of({"model_type": "new_vl", "vision_config": {}})
 
 
-@pytest.mark.parametrize("hf", [json.loads((PUBLISHED / name / "config.json").read_text()) for name in ("DeepSeek-V3", "Qwen3-30B-A3B")],
-                         ids=["deepseek_v3", "qwen3_moe"])  # fmt: skip
+@pytest.mark.parametrize("hf", [
+    json.loads((PUBLISHED / name / "config.json").read_text()) for name in ("DeepSeek-V3", "Qwen3-30B-A3B")
+], ids=["deepseek_v3", "qwen3_moe"])  # fmt: skip
 def test_no_name_table_leaves_an_attention_bias_out(hf: dict[str, Any]) -> None:
-    """Planning asks the tables alone."""
+    """Planning uses only the tables."""
     biased = hf | {"attention_bias": True}
     family = family_of(hf)
     for table in (family.checkpoint_tensors, lambda config: family.engine_tensors(config, Shard(1, 0))):

@@ -12,8 +12,8 @@ def test_every_token_is_on_one_rank_and_the_work_is_even(cp: int) -> None:
     positions = np.concatenate([np.arange(length) for length in lengths])
     ranks = [rank_positions(lengths, cp=cp, rank=rank) for rank in range(cp)]
     assert sorted(np.concatenate(ranks).tolist()) == list(range(lengths.sum()))
-    assert len({len(own) for own in ranks}) == 1
-    assert len({(positions[own] + 1).sum() for own in ranks}) == 1  # keys that its queries see
+    assert len({len(index) for index in ranks}) == 1
+    assert len({(positions[index] + 1).sum() for index in ranks}) == 1  # keys that its queries see
 
 
 @pytest.mark.parametrize(("tp", "cp"), [(1, 2), (2, 2), (3, 2), (4, 3)])

@@ -1,7 +1,7 @@
 """`make oracle`: Megatron-Bridge against our name tables, in the environment of requirements/oracle.lock.
 
-python -m tests.oracle check   # exit status 1 where the committed tables say otherwise
-python -m tests.oracle write   # the tables anew, of the families that are named or of all
+python -m tests.oracle check   # exit status 1 if the committed tables differ
+python -m tests.oracle write   # rewrite the tables of the named families, or of all
 """
 
 from tests.oracle.megatron_without_gpus import install

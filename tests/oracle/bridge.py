@@ -1,4 +1,4 @@
-"""Megatron-Bridge on one rank: the model of a folder, what it holds, and what it gives back. The oracle's process only."""
+"""Megatron-Bridge on one rank: a folder's model, its tensors and its export; in the oracle's process only."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ from tests.tiny_models import reference_model
 
 
 class KimiK2(transformers.DeepseekV3Config):
-    """The config whose class lies in Kimi-K2's folder; its keys are DeepSeek-V3's."""
+    """The config whose class is in Kimi-K2's folder; its keys are DeepSeek-V3's."""
 
     model_type = "kimi_k2"
 
 
 class PlainQueries(MLASelfAttention):
-    """Latent attention as the bridge maps it: Megatron-core 0.19.2 would norm queries that are not compressed, too, which
-    Moonlight has no weights for."""
+    """Latent attention without Megatron-core 0.19.2's norm of uncompressed queries (Moonlight has none)."""
 
     def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
         result = super()._resolve_qk_norm_config(submodules)
@@ -47,7 +46,7 @@ logging.disable(logging.WARNING)
 
 @contextlib.contextmanager
 def place(layout: Layout, rank: int, meeting: Path) -> Iterator[None]:
-    """One rank of a layout over gloo; ranks meet in a file."""
+    """Enter one rank of a layout over gloo; ranks meet in a file."""
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=layout.world_size)
     parallel_state.initialize_model_parallel(
         layout.tp, layout.pp, expert_model_parallel_size=layout.ep, expert_tensor_parallel_size=layout.etp
@@ -62,7 +61,7 @@ def place(layout: Layout, rank: int, meeting: Path) -> Iterator[None]:
 
 @dataclasses.dataclass
 class Converted:
-    """A folder as the bridge's Megatron model has it on this rank."""
+    """A folder as the bridge's Megatron model on this rank."""
 
     folder: Path
     bridge: Any
@@ -71,7 +70,7 @@ class Converted:
 
     @classmethod
     def of(cls, folder: Path, layout: Layout) -> Converted:
-        """Converts a folder in float32; what is told the provider is about where it runs, not what the model is."""
+        """Convert a folder in float32; the provider's settings say where it runs, not what the model is."""
         bridge: Any = AutoBridge.from_hf_pretrained(str(folder))
         provider = bridge.to_megatron_provider(load_weights=False)
         run_here(provider, layout)
@@ -82,13 +81,13 @@ class Converted:
         return cls(folder, bridge, provider, model.eval())
 
     def held(self) -> dict[str, Held]:
-        """Shape and digest of every parameter and of the routers' correction biases, by Megatron's names."""
-        found = dict(self.model.named_parameters())
-        found |= {name: bias for name, bias in self.model.named_buffers() if name.endswith(".expert_bias")}
-        return {name: held(value) for name, value in found.items()}
+        """Return shape and digest of parameters and routers' correction biases, by Megatron's names."""
+        tensors = dict(self.model.named_parameters())
+        tensors |= {name: bias for name, bias in self.model.named_buffers() if name.endswith(".expert_bias")}
+        return {name: held(value) for name, value in tensors.items()}
 
     def lost(self) -> list[str]:
-        """The tensors of the folder that the bridge does not export bit for bit, and those that it adds."""
+        """Return the folder's tensors that the bridge does not export bitwise, and those that it adds."""
         before = load_file(self.folder / "model.safetensors")
         exported = self.bridge.export_hf_weights([self.model], cpu=True, show_progress=False)
         after = {item.param_name: item.weight for item in exported}
@@ -99,19 +98,18 @@ class Converted:
         )
 
     def gap(self, tokens: torch.Tensor) -> float:
-        """The largest difference of a log-prob [n, V] between Megatron's model and transformers', of tokens [n]."""
+        """Return the largest difference of log-probs [n, V] between Megatron's model and transformers'."""
         reference = transformers_model(self.folder)
         with torch.no_grad():
             expected = reference(tokens[None]).logits[0].double().log_softmax(-1)
             positions = torch.arange(len(tokens))[None]
             logits = self.model(tokens[None], positions, attention_mask=None)[0]
-        found = logits[:, : expected.shape[-1]].double().log_softmax(-1)
-        return (found - expected).abs().max().item()
+        logprobs = logits[:, : expected.shape[-1]].double().log_softmax(-1)
+        return (logprobs - expected).abs().max().item()
 
 
 def transformers_model(folder: Path) -> Any:
-    """transformers' model of a folder. Its constructor fills rotary tables, which from_pretrained() leaves empty once torch's
-    factories are replaced."""
+    """Return transformers' model, from its constructor: from_pretrained() leaves rotary tables empty here."""
     loaded = reference_model(folder)
     model = type(loaded)(loaded.config).float().eval()
     model.load_state_dict(loaded.state_dict())
@@ -119,7 +117,7 @@ def transformers_model(folder: Path) -> Any:
 
 
 def run_here(provider: Any, layout: Layout) -> None:
-    """Layout, float32, no fusion, and the forms that need no GPU; nothing that multi-token prediction adds."""
+    """Set layout, float32, no fusion, forms that need no GPU, and no multi-token prediction."""
     float32 = torch.float32
     provider.tensor_model_parallel_size, provider.pipeline_model_parallel_size = layout.tp, layout.pp
     provider.expert_model_parallel_size, provider.expert_tensor_parallel_size = layout.ep, layout.etp
@@ -131,8 +129,9 @@ def run_here(provider: Any, layout: Layout) -> None:
     provider.mtp_num_layers = None
     provider.should_pad_vocab, provider.make_vocab_size_divisible_by = True, 1
     for fusion in (
-        "gradient_accumulation_fusion", "masked_softmax_fusion", "bias_dropout_fusion", "bias_activation_fusion",
-        "apply_rope_fusion", "moe_permute_fusion", "moe_router_fusion", "cross_entropy_loss_fusion", "moe_shared_expert_overlap",
+        "gradient_accumulation_fusion", "masked_softmax_fusion", "bias_dropout_fusion",
+        "bias_activation_fusion", "apply_rope_fusion", "moe_permute_fusion", "moe_router_fusion",
+        "cross_entropy_loss_fusion", "moe_shared_expert_overlap",
     ):  # fmt: skip
         setattr(provider, fusion, False)
     provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()

@@ -1,7 +1,7 @@
-"""What Megatron-Bridge's models need of Megatron-core and Transformer Engine where there is no GPU; the oracle's process only.
+"""Stand-ins that Megatron-Bridge's models need without a GPU; in the oracle's process only.
 
-Transformer Engine's modules are the stand-in's, so that parameters have the names that the bridge maps. Attention is
-Megatron's own, which takes float32, sinks and windows and no packed segments.
+Transformer Engine's modules are the stand-in's, so that parameters have the names that the bridge maps.
+Attention is Megatron's own, which takes float32, sinks and windows, but no packed segments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.support.transformer_engine import FOLDER
 
 
 def install() -> None:
-    """Prepares this process, before it imports megatron.bridge."""
+    """Prepare this process before it imports megatron.bridge."""
     os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = (
         "0"  # Megatron asks for it where delta nets are to be torch's
     )
@@ -35,7 +35,7 @@ def _replace_attention() -> None:
     from torch import Tensor
 
     class TEDotProductAttention(DotProductAttention):
-        """Megatron's own; values may be of another width than keys. The bridge knows how sinks are split by this name."""
+        """Megatron's own, with values of another width than keys; the bridge splits sinks by this name."""
 
         def __init__(
             self, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **kwargs: Any
@@ -53,7 +53,7 @@ def _replace_attention() -> None:
 
 
 def _replace_delta_rule() -> None:
-    """Megatron's delta nets want flash-linear-attention where they are built, whichever form they compute in."""
+    """Stand in for flash-linear-attention, which Megatron's delta nets require when they are built."""
     import megatron.core.ssm.gated_delta_net.common as common
     import torch
 

@@ -1,4 +1,4 @@
-"""What our name tables say of a rank of a numbered folder, in Megatron's words with Transformer Engine's layers."""
+"""A rank's tensors by our name tables, in Megatron's names with Transformer Engine's layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.oracle.tiny import numbered
 
 
 def rank(config: dict[str, Any], layout: Layout, place: RankCoordinates) -> dict[str, torch.Tensor]:
-    """Megatron's name -> values, of a folder as tiny.write_numbered() writes it. Padding is 0."""
+    """Return Megatron's name -> values, of a folder from tiny.write_numbered(). Padding is 0."""
     family = family_of(config)
     folder = stored(config)
     tensors = family.local_tensors(config, layout, place, dtype="float32", spec=TRANSFORMER_ENGINE)
@@ -23,7 +23,7 @@ def rank(config: dict[str, Any], layout: Layout, place: RankCoordinates) -> dict
 
 
 def stored(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The numbered folder's tensors, as rows where the folder has stacks."""
+    """Return the numbered folder's tensors, with stacks as rows."""
     tensors = {t.name: t for t in family_of(config).checkpoint_tensors(config)}
     values, start = {}, 0
     for name in sorted(tensors):
@@ -37,7 +37,6 @@ def stored(config: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def filled(tensor: LocalTensor, folder: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The values of one parameter."""
     result = torch.zeros(tensor.shape)
     for piece in tensor.pieces:
         source = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.shape, strict=True))
@@ -47,7 +46,7 @@ def filled(tensor: LocalTensor, folder: dict[str, torch.Tensor]) -> torch.Tensor
 
 
 def table(config: dict[str, Any], layout: Layout, place: RankCoordinates) -> dict[str, Held]:
-    """Megatron's name -> shape and digest, as the bridge's model of that rank has them."""
+    """Return Megatron's name -> shape and digest, as the bridge's model of that rank has them."""
     values = rank(config, layout, place)
     if config["model_type"] == "gpt_oss":
         values = experts_apart(values, config["num_local_experts"] // layout.ep)
@@ -57,14 +56,14 @@ def table(config: dict[str, Any], layout: Layout, place: RankCoordinates) -> dic
 
 
 def experts_apart(values: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """gpt-oss's experts, `count` on a rank, each by itself: rows of gate, then of up, which ours has by turns, as vLLM."""
+    """Split gpt-oss's `count` stacked experts: rows of gate, then of up, which we interleave as vLLM does."""
     result = {}
     for name, value in values.items():
-        module, stacked, own = name.partition(".experts.")
+        module, stacked, suffix = name.partition(".experts.")
         if not stacked:
             result[name] = value
             continue
-        kind, number = own[:-1], own[-1]
+        kind, number = suffix[:-1], suffix[-1]
         for expert, part in enumerate(value.chunk(count)):
             rows = torch.cat([part[0::2], part[1::2]]) if number == "1" else part
             result[f"{module}.experts.linear_fc{number}.{kind}{expert}"] = rows
@@ -72,8 +71,8 @@ def experts_apart(values: dict[str, torch.Tensor], count: int) -> dict[str, torc
 
 
 def delta_nets_by_part(values: dict[str, torch.Tensor], net: DeltaNet, tp: int) -> dict[str, torch.Tensor]:
-    """Delta nets as Megatron's own module has them: the norm before one folded into its projection, a rank's rows part after
-    part where ours lie by key head, and the last norm's weight less 1, since Megatron adds 1 to every norm's."""
+    """Return delta nets in Megatron's form: the input norm in the projection, rows by part, not by key head,
+    and 1 less in the last norm's weight, since Megatron adds 1 to every norm's."""
     key, value, heads = net.key_width, net.share * net.value_width, net.key_heads // tp
     result = dict(values)
     for name in values:
@@ -90,6 +89,6 @@ def delta_nets_by_part(values: dict[str, torch.Tensor], net: DeltaNet, tp: int) 
 
 
 def by_part(tensor: torch.Tensor, heads: int, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Rows that lie head by head, each of `sizes` rows of its parts, part after part."""
+    """Reorder rows from head by head, with `sizes` rows of each part, to part by part."""
     split = [head.split(sizes) for head in tensor.chunk(heads)]
     return torch.cat([head[part] for part in range(len(sizes)) for head in split])

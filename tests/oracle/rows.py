@@ -1,4 +1,4 @@
-"""What the oracle's table says of one tensor."""
+"""The oracle's table entry of one tensor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ Held = tuple[list[int], str]
 
 
 def held(tensor: torch.Tensor) -> Held:
-    """Of its values in float32."""
+    """Return shape and digest of the values in float32."""
     values = tensor.detach().float().contiguous()
     return list(values.shape), hashlib.blake2b(values.numpy().tobytes(), digest_size=6).hexdigest()

@@ -1,4 +1,4 @@
-"""Converts every family's tiny model with Megatron-Bridge, and writes tests/oracle/tables or says what differs from them.
+"""Convert every family's tiny model with Megatron-Bridge; write tests/oracle/tables, or report differences.
 
 Every layout's ranks are forked from a process that has imported the bridge once and computes nothing itself.
 """
@@ -34,7 +34,7 @@ TOKENS = torch.arange(7, 71) * 13 % 131
 
 
 def main() -> None:
-    """Writes the tables, or exits with status 1 where the committed ones say otherwise."""
+    """Write the tables, or exit with status 1 if the committed ones differ."""
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(prog="python -m tests.oracle")
     parser.add_argument("what", choices=["write", "check"])
@@ -43,20 +43,20 @@ def main() -> None:
     wrong = []
     for family in args.families or [name for name in FAMILIES if name not in NOT_READ]:
         with tempfile.TemporaryDirectory() as folder:
-            found = table(family, Path(folder))
-        print(json.dumps({"family": family} | summary(found)), flush=True)
+            result = table(family, Path(folder))
+        print(json.dumps({"family": family} | summary(result)), flush=True)
         if args.what == "write":
-            tables.write(family, found)
-        elif without_gap(found) != without_gap(tables.read(family)):
+            tables.write(family, result)
+        elif without_gap(result) != without_gap(tables.read(family)):
             wrong.append(f"{family} is other than in tests/oracle/tables")
-        if not summary(found).get("gap", 0.0) < BOUND:
+        if not summary(result).get("gap", 0.0) < BOUND:
             wrong.append(f"{family}: log-probs differ from transformers' by more than {BOUND}")
     if wrong:
         raise SystemExit("\n".join(wrong))
 
 
 def table(family: str, folder: Path) -> dict[str, Any]:
-    """What the bridge makes of one family: layout -> ranks."""
+    """Return the bridge's results for one family: layout -> ranks."""
     (written,) = forked([(write_models, family, folder)])
     result: dict[str, Any] = {}
     if written is not None:
@@ -71,8 +71,7 @@ def table(family: str, folder: Path) -> dict[str, Any]:
 
 
 def forked(calls: list[tuple[Any, ...]]) -> list[Any]:
-    """The results of functions in processes of their own, beside each other; this one computes nothing, since what it
-    started would not be in its children."""
+    """Run calls in parallel forks; this process computes nothing, as its threads would not survive a fork."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / str(number) for number in range(len(calls))]
@@ -90,7 +89,7 @@ def forked(calls: list[tuple[Any, ...]]) -> list[Any]:
 
 
 def answer(file: Path, work: Any, *args: Any) -> None:
-    """Writes what `work` returns, or its traceback; what it prints is dropped."""
+    """Write the result of `work` or its traceback; drop what it prints."""
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
@@ -102,13 +101,12 @@ def answer(file: Path, work: Any, *args: Any) -> None:
 
 
 def write_models(family: str, folder: Path) -> None:
-    """Both forms of the tiny model."""
     tiny.write_numbered(folder / "numbered", family)
     tiny.write(folder / "random", family)
 
 
 def convert(layout: Layout, rank: int, folder: Path) -> dict[str, Any]:
-    """One rank's part of the table; the log-probs' difference where it is the only rank."""
+    """Return one rank's part of the table; on a single rank, also the log-probs' difference."""
     with place(layout, rank, folder / f"meeting-{layout.world_size}"):
         try:
             converted = Converted.of(folder / "numbered", layout)
@@ -122,24 +120,24 @@ def convert(layout: Layout, rank: int, folder: Path) -> dict[str, Any]:
         return result
 
 
-def without_gap(found: dict[str, Any]) -> dict[str, Any]:
-    """A table without what depends on the machine's arithmetic."""
+def without_gap(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a table without values that depend on the machine's arithmetic."""
     return {
         name: [{key: value for key, value in rank.items() if key != "gap"} for rank in ranks]
-        for name, ranks in found.items()
+        for name, ranks in result.items()
         if name != "unknown"
     }
 
 
-def summary(found: dict[str, Any]) -> dict[str, Any]:
-    """For people, and for docs/design/oracle.md."""
-    if "unknown" in found:
-        return found
-    ranks = [rank for ranks in found.values() for rank in ranks]
+def summary(result: dict[str, Any]) -> dict[str, Any]:
+    """Summarise a table for people and for docs/design/oracle.md."""
+    if "unknown" in result:
+        return result
+    ranks = [rank for ranks in result.values() for rank in ranks]
     if errors := [rank["error"] for rank in ranks if "error" in rank]:
         return {"error": errors[0], "gap": math.inf}
     return {
         "tensors": [len(rank["tensors"]) for rank in ranks],
         "lost": sorted({name for rank in ranks for name in rank["lost"]}),
-        "gap": found["one"][0]["gap"],
+        "gap": result["one"][0]["gap"],
     }

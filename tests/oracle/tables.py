@@ -1,4 +1,4 @@
-"""The oracle's tables as they are committed: a file of JSON for each family, one line for each tensor."""
+"""The oracle's committed tables: a JSON file per family, one line per tensor."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ FOLDER = Path(__file__).parent / "tables"
 
 
 def families() -> list[str]:
-    """Those that have a table and that the bridge has a class for."""
+    """Return the families that have a table and a class in the bridge."""
     return sorted(path.stem for path in FOLDER.glob("*.json") if "unknown" not in read(path.stem))
 
 
 def read(family: str) -> dict[str, Any]:
-    """Layout -> ranks; {"unknown": true} of a family that the bridge has no class for; {} without a table."""
+    """Return layout -> ranks; {"unknown": true} if the bridge lacks the family; {} without a table."""
     path = FOLDER / f"{family}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def write(family: str, table: dict[str, Any]) -> None:
-    """Writes a family's table anew."""
     text = json.dumps(table, indent=1)
     text = re.sub(
         r"\[[^\[\]{}]*\]",
-        lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"),
+        lambda match: " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]"),
         text,
     )
     text = re.sub(r"\[\s+(\[[^\[\]]*\]),\s+(\"\w+\")\s+\]", r"[\1, \2]", text)

@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("family", tables.families())
 def test_a_rank_holds_what_the_bridge_put_there(family: str) -> None:
     """Names, shapes and every element, of every rank of every layout in the committed table."""
-    config, found = tiny.config(family), tables.read(family)
-    assert tuple(found) == tiny.layouts(family)
-    for name, ranks in found.items():
+    config, table = tiny.config(family), tables.read(family)
+    assert tuple(table) == tiny.layouts(family)
+    for name, ranks in table.items():
         layout = tiny.LAYOUTS[name]
         assert len(ranks) == layout.world_size
         for place, theirs in zip(layout.all_coordinates(), ranks, strict=True):
@@ -30,7 +30,7 @@ def test_a_rank_holds_what_the_bridge_put_there(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.integration
 def test_the_bridge_still_says_so() -> None:
-    """The committed tables are what the bridge says, and its models compute what transformers' compute."""
+    """The bridge still gives the committed tables, and its models compute what transformers' compute."""
     command = ["make", "-o", ".venv/installed", "oracle"]  # the environment that runs this is the main one
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=590)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""The tiny models that the oracle converts: every family of tests/tiny_models.py, small enough for a committed table."""
+"""The oracle's tiny models: every family of tests/tiny_models.py, small enough for a committed table."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ LAYOUTS = {
 
 
 def layouts(family: str) -> tuple[str, str]:
-    """The layouts in which the oracle converts a family."""
     if family == "minimax_m2":  # the bridge splits its norms of queries and keys on GPUs only
         return "one", "dp2-pp2-ep2"
     return "one", "tp2-pp2-ep2" if "num_experts_per_tok" in FAMILIES[family][1] else "tp2-pp2"
 
 
 def changes(family: str) -> dict[str, Any]:
-    """Two layers and four experts; as many heads of keys as of queries where the oracle's norms know no others."""
-    own, result = FAMILIES[family][1], {"num_hidden_layers": 2}
+    """Two layers and four experts; as many key heads as query heads if the oracle's norms need it."""
+    defaults, result = FAMILIES[family][1], {"num_hidden_layers": 2}
     counts = ("num_experts", "num_local_experts", "n_routed_experts")
-    result |= {name: 4 for name in counts if name in own}
-    if "n_group" in own:
-        groups = min(own["n_group"], 2)
+    result |= {name: 4 for name in counts if name in defaults}
+    if "n_group" in defaults:
+        groups = min(defaults["n_group"], 2)
         result |= {"n_group": groups, "topk_group": 1, "num_experts_per_tok": 2}
-    if "full_attention_interval" in own:
+    if "full_attention_interval" in defaults:
         result["full_attention_interval"] = 2
-    if own.get("rope_parameters") is LLAMA3:  # of which Megatron has the original length as a constant
+    if defaults.get("rope_parameters") is LLAMA3:  # of which Megatron has the original length as a constant
         result |= lengthened(LLAMA3, factor=8.0, original=8192)
     if family == "gpt_oss":  # of which the bridge has these as constants
-        result |= lengthened(own["rope_parameters"], factor=32.0, original=4096)
-    if "rotary_dim" in own:  # which the transformers of the oracle's environment does not read
-        share = own["rotary_dim"] / COMMON["head_dim"]
+        result |= lengthened(defaults["rope_parameters"], factor=32.0, original=4096)
+    if "rotary_dim" in defaults:  # which the transformers of the oracle's environment does not read
+        share = defaults["rotary_dim"] / COMMON["head_dim"]
         result["rope_parameters"] = PLAIN | {"partial_rotary_factor": share}
     if family == "olmoe":
         result["num_key_value_heads"] = 4
@@ -51,20 +50,20 @@ def changes(family: str) -> dict[str, Any]:
 
 
 def lengthened(rotary: dict[str, Any], *, factor: float, original: int) -> dict[str, Any]:
-    """The keys of config.json of a rotary embedding that reaches `factor` times as far as it was made for."""
+    """Return config.json's keys of a rotary embedding that reaches `factor` times its original length."""
     lengths = {"factor": factor, "original_max_position_embeddings": original}
     return {"rope_parameters": rotary | lengths, "max_position_embeddings": int(factor) * original}
 
 
 def config(family: str) -> dict[str, Any]:
-    """config.json of the tiny model; of its model of text, where it has one of images beside it."""
-    found = tiny_config(family, **changes(family))
-    text = getattr(found, "text_config", found).to_dict()
+    """Return config.json of the tiny model, or of its text model if it also has an image model."""
+    full = tiny_config(family, **changes(family))
+    text = getattr(full, "text_config", full).to_dict()
     return text | ({"model_type": family} if family == "kimi_k2" else {})
 
 
 def write(folder: Path, family: str) -> Path:
-    """A folder with random weights, of text alone."""
+    """Write a folder with random weights of the text model alone."""
     write_model(folder, family, **changes(family))
     if family in BESIDE_IMAGES:
         weights = text_alone(load_file(folder / "model.safetensors"))
@@ -75,7 +74,7 @@ def write(folder: Path, family: str) -> Path:
 
 
 def write_numbered(folder: Path, family: str) -> Path:
-    """A folder in which no two elements of all tensors are equal: they are numbered, tensors by name, from 0."""
+    """Write a folder in which all elements differ: they are numbered from 0, tensors by name."""
     path = write(folder, family) / "model.safetensors"
     tensors, start = load_file(path), 0
     for name in sorted(tensors):

@@ -1,7 +1,7 @@
 """Golden numbers, and random batches in both layouts.
 
-golden.json holds inputs and expected values computed independently of this project (numpy, float64) and compared with
-the functions of OpenRLHF, ROLL, TRL, verl and PRIME.
+golden.json has inputs and independently computed expected values (numpy, float64), compared with OpenRLHF,
+ROLL, TRL, verl and PRIME.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ _CASES = json.loads((Path(__file__).parent / "golden.json").read_text(encoding="
 
 @dataclasses.dataclass(frozen=True)
 class Golden:
-    """One case; `dtype` and `tolerance` are what the current parametrisation asks for."""
+    """One case, in the dtype and tolerance of the current parametrisation."""
 
     inputs: dict[str, Any]
     params: dict[str, Any]
@@ -31,22 +31,20 @@ class Golden:
         return 1e-9 if self.dtype == torch.float64 else 1e-5
 
     def tensor(self, values: Any) -> Tensor:
-        """In the case's dtype."""
         return torch.tensor(values, dtype=self.dtype)
 
-    def check(self, found: Tensor, expected: Any) -> None:
-        """Equal to the tolerance, absolute and relative."""
+    def check(self, actual: Tensor, expected: Any) -> None:
         wanted = torch.tensor(expected, dtype=torch.float64)
-        torch.testing.assert_close(found.detach().double(), wanted, atol=self.tolerance, rtol=self.tolerance)
+        torch.testing.assert_close(actual.detach().double(), wanted, atol=self.tolerance, rtol=self.tolerance)
 
 
 @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
 def golden(request: pytest.FixtureRequest) -> Callable[[str], Golden]:
-    """golden("A01"): the case in the parametrised precision."""
+    """Return a function: golden("A01") is that case in the parametrised precision."""
 
     def case(name: str) -> Golden:
-        found = _CASES[name]
-        return Golden(found["inputs"], found["params"], found["expected"], request.param)
+        fields = _CASES[name]
+        return Golden(fields["inputs"], fields["params"], fields["expected"], request.param)
 
     return case
 
@@ -61,7 +59,7 @@ class Batch:
     segment_ids: Tensor | None = None
 
     def packed(self, order: list[int] | None = None) -> "Batch":
-        """Only rows `order` (all by default), each cut after its last masked-in token (at least one token kept)."""
+        """Pack rows `order` (default: all), each cut after its last masked-in token (at least one token)."""
         rows = list(range(len(self.mask))) if order is None else order
         ends = [max(1, int(self.mask[r].nonzero().max()) + 1 if self.mask[r].any() else 1) for r in rows]
 
@@ -73,7 +71,7 @@ class Batch:
         return Batch(arrays, take(self.mask), self.group_ids[rows], ids)
 
     def rows(self, order: list[int]) -> "Batch":
-        """The same rows in another order, still padded."""
+        """Return the same rows in another order, still padded."""
         arrays = {name: values[order] for name, values in self.arrays.items()}
         return Batch(arrays, self.mask[order], self.group_ids[order])
 

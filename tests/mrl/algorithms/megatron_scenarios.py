@@ -1,4 +1,4 @@
-"""What the ranks do that drive objectives through the Megatron worker. Functions of a module, for spawned ranks."""
+"""Code that ranks run to drive objectives through the Megatron worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXTRAS: dict[str, Any] = {
 
 
 def pulled(tokens: Tokens, *, tau: float) -> PerToken:
-    """A user's loss, found by its path on every rank: REINFORCE with a pull of each sequence towards the old policy."""
+    """A user's loss, found by its path on every rank: REINFORCE that pulls sequences to the old policy."""
     plain, log_ratio = reinforce(tokens), tokens.logprobs - tokens.old_logprobs
     pull = tau * tokens.sequence_log_ratio() * log_ratio
     return dataclasses.replace(plain, loss=plain.loss + pull)
@@ -44,7 +44,7 @@ WITHOUT_A_PASS: list[dict[str, Any]] = [
     {"kl": {"location": "loss", "kind": "k3", "coefficient": 0.5, "unbiased": True}},
     {"old_logprobs": "rollout"},
 ]
-"""One update a step each, so that nothing needs old log-probs before it."""
+"""One update per step, so that nothing needs old log-probs before it."""
 
 
 def update_with_each(
@@ -58,10 +58,9 @@ def update_with_each(
     microbatch_tokens: int,
     recompute: str,
 ) -> dict[str, Any]:
-    """Metrics of one update per configuration from the same parameters (lr 0), then one that moves them; before it what
-    differs between an update with a pass before it and one without."""
+    """Return each configuration's metrics at lr 0, differences without a pass, and whether lr 1e-3 moves."""
     at = worker(rank, world, port, folder, layout, microbatch_tokens=microbatch_tokens, recompute=recompute)
-    _, shard = shard_of(batch, at)
+    _, part = shard_of(batch, at)
     fresh = batch.loss_mask & (batch.arrays["age"] == 0)
     denominators = {
         "num_tokens": float(batch.loss_mask.sum()),
@@ -71,13 +70,11 @@ def update_with_each(
     metrics = []
     for tree in configs:
         objective = Objective(AlgorithmSection.model_validate(tree))
-        metrics.append(
-            at.update(shard, objective, denominators, PassOptions(temperature=TEMPERATURE), lr=0.0)
-        )
+        metrics.append(at.update(part, objective, denominators, PassOptions(temperature=TEMPERATURE), lr=0.0))
     before = digest_parameters(at.policy)
-    differences = [_without_a_pass(at, shard, tree, denominators) for tree in WITHOUT_A_PASS]
+    differences = [_without_a_pass(at, part, tree, denominators) for tree in WITHOUT_A_PASS]
     assert before == digest_parameters(at.policy)
-    moved = at.update(shard, objective, denominators, PassOptions(temperature=TEMPERATURE), lr=1e-3)
+    moved = at.update(part, objective, denominators, PassOptions(temperature=TEMPERATURE), lr=1e-3)
     assert np.isfinite(moved["grad_norm"])
     return {"metrics": metrics, "moved": before != digest_parameters(at.policy), "differences": differences}
 
@@ -85,38 +82,36 @@ def update_with_each(
 def _without_a_pass(
     at: MegatronWorker, shard: TrainBatch, tree: dict[str, Any], denominators: dict[str, float]
 ) -> dict[str, float]:
-    """Largest differences between accumulate() after a pass for old log-probs and accumulate() alone, by what is compared.
+    """Return the largest differences between accumulate() with and without a pass for old log-probs.
 
-    Of the gradient relative to its largest element. "margins_at" is the smallest margin, to show that it is no 0 or infinity;
-    a data-parallel place without tokens has neither this nor "mismatch_at".
+    Gradients are relative to their largest element. "margins_at", the smallest margin, must not be 0 or
+    infinity; a data-parallel rank without tokens has neither this nor "mismatch_at".
     """
     objective = Objective(AlgorithmSection.model_validate(tree))
     without = {name: array for name, array in shard.arrays.items() if name != "old_logprobs"}
     shard, served = dataclasses.replace(shard, arrays=without), np.ones(shard.num_tokens, np.bool_)
-    passed = _of_all_ranks(
-        at, at.forward(shard, PassOptions(temperature=TEMPERATURE, with_router_margins=True))
-    )
-    found = []
-    for batch in (shard.with_arrays(old_logprobs=passed["logprobs"]), shard):
+    old = _of_all_ranks(at, at.forward(shard, PassOptions(temperature=TEMPERATURE, with_router_margins=True)))
+    results = []
+    for batch in (shard.with_arrays(old_logprobs=old["logprobs"]), shard):
         metrics, arrays = at.accumulate(
             batch, objective, denominators, PassOptions(temperature=TEMPERATURE, with_router_margins=True)
         )
         gradient = torch.cat([buffer.grad_data.flatten() for buffer in at.policy.memory.buffers])
-        found.append((metrics, gradient, arrays))
-    (before, expected, _), (metrics, gradient, arrays) = found
+        results.append((metrics, gradient, arrays))
+    (before, expected, _), (metrics, gradient, arrays) = results
     assert metrics.keys() == before.keys()
-    own = _of_all_ranks(at, arrays)
+    direct = _of_all_ranks(at, arrays)
     measured = [
         measure_mismatch(shard, a["logprobs"], a["router_margin"], served=served, margin=1e-4)
-        for a in (passed, own)
+        for a in (old, direct)
     ]
-    mask, margins = shard.loss_mask, passed["router_margin"][shard.loss_mask]
+    mask, margins = shard.loss_mask, old["router_margin"][shard.loss_mask]
     differences = {
         "metrics": max(abs(metrics[name] - before[name]) for name in before),
         "gradient": float((gradient - expected).abs().max() / expected.abs().max()),
-        "logprobs": float(np.abs(own["logprobs"] - passed["logprobs"])[mask].max(initial=0.0)),
-        "untrained": float(np.abs(own["logprobs"][~mask]).max(initial=0.0)),
-        "margins": float(np.abs(own["router_margin"][mask] - margins).max(initial=0.0)),
+        "logprobs": float(np.abs(direct["logprobs"] - old["logprobs"])[mask].max(initial=0.0)),
+        "untrained": float(np.abs(direct["logprobs"][~mask]).max(initial=0.0)),
+        "margins": float(np.abs(direct["router_margin"][mask] - margins).max(initial=0.0)),
         "mismatch": max(abs(measured[0][name] - measured[1][name]) for name in measured[0]),
     }
     if len(margins):
@@ -137,31 +132,30 @@ def reference_beside(
     batch: TrainBatch,
     changes: dict[str, Any],
 ) -> dict[str, Any]:
-    """The same by a pass of the reference's own and beside the policy's: arrays of forward(), and metrics, gradient and arrays
-    of accumulate(), as a pair each; the policy is not the reference any more, and is the same afterwards."""
+    """Run the reference in a separate pass and within the policy's; return the results of both."""
     at = worker(rank, world, port, folder, layout, microbatch_tokens=40, **changes)
     _, shard = shard_of(batch, at)
     at.snapshot_reference()
     count = {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": float(batch.num_samples)}
     at.update(shard, cross_entropy, count, PassOptions(temperature=TEMPERATURE), lr=1e-2)
     digest = digest_parameters(at.policy)
-    said = at.forward(shard, PassOptions(role="reference", temperature=TEMPERATURE))
+    separate = at.forward(shard, PassOptions(role="reference", temperature=TEMPERATURE))
     plain = at.forward(shard, PassOptions(temperature=TEMPERATURE))
     beside = at.forward(shard, PassOptions(temperature=TEMPERATURE, with_reference=True))
-    objective, gradients, found = Objective(AlgorithmSection.model_validate(KL)), [], []
-    known = shard.with_arrays(ref_logprobs=_of_all_ranks(at, said)["logprobs"])
+    objective, gradients, results = Objective(AlgorithmSection.model_validate(KL)), [], []
+    known = shard.with_arrays(ref_logprobs=_of_all_ranks(at, separate)["logprobs"])
     for given, wanted in ((known, False), (shard, True)):
-        found.append(
+        results.append(
             at.accumulate(
                 given, objective, count, PassOptions(temperature=TEMPERATURE, with_reference=wanted)
             )
         )
         gradients.append(torch.cat([b.grad_data.flatten() for b in at.policy.memory.buffers]).numpy())
     return {
-        "forward": (said, plain, beside),
-        "metrics": [metrics for metrics, _ in found],
+        "forward": (separate, plain, beside),
+        "metrics": [metrics for metrics, _ in results],
         "gradients": gradients,
-        "arrays": found[1][1],
+        "arrays": results[1][1],
         "same": digest == digest_parameters(at.policy),
     }
 
@@ -169,14 +163,13 @@ def reference_beside(
 def undrained(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], batch: TrainBatch, sign: str
 ) -> int:
-    """A last stage that stays in the reference's place until the first one has begun with what follows; microbatches of both
-    sweeps there. TimeoutError where the first stage does not begin before."""
+    """Keep the last stage in the reference until the first starts the policy; count microbatches of both."""
     at = worker(rank, world, port, folder, layout, microbatch_tokens=40)
     at.snapshot_reference()
     begun: list[int] = []
     at.policy.chunks.models[0].register_forward_pre_hook(lambda *_: begun.append(at.place.pp))
     at.forward(batch, PassOptions(temperature=TEMPERATURE))
-    each, swap = len(begun), at._frozen["reference"]
+    count, swap = len(begun), at._frozen["reference"]
 
     @contextlib.contextmanager
     def stays(action: str) -> Iterator[None]:
@@ -186,13 +179,13 @@ def undrained(
                 _wait_for(Path(sign))
 
     def first(*_: Any) -> None:
-        if at.place.pp == 0 and len(begun) == 2 * each + 1:
+        if at.place.pp == 0 and len(begun) == 2 * count + 1:
             Path(sign).touch()
 
     at.policy.chunks.models[0].register_forward_pre_hook(first)
     at._frozen["reference"] = stays
     at.forward(batch, PassOptions(temperature=TEMPERATURE, with_reference=True))
-    return len(begun) - each
+    return len(begun) - count
 
 
 def _wait_for(path: Path, seconds: float = 60.0) -> None:
@@ -204,7 +197,7 @@ def _wait_for(path: Path, seconds: float = 60.0) -> None:
 
 
 def _of_all_ranks(at: MegatronWorker, arrays: dict[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-    """This data-parallel shard's arrays on every rank, as the driver has them."""
+    """Return this data-parallel shard's arrays on every rank, as the driver has them."""
     everyone: list[Any] = [None] * at.layout.world_size
     dist.all_gather_object(everyone, (at.place.dp, arrays))
-    return next(found for dp, found in everyone if dp == at.place.dp and found is not None)
+    return next(gathered for dp, gathered in everyone if dp == at.place.dp and gathered is not None)

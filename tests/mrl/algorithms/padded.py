@@ -1,6 +1,6 @@
-"""The functions under test, called with [B, T] tensors: rows side by side are one packed batch whose padding is masked.
+"""The functions under test, called with [B, T] tensors: rows become one packed batch with masked padding.
 
-With `segment_ids` [N] the tensors are packed already. Denominators that are not given are those of the batch itself.
+With `segment_ids` [N] the tensors are packed already. Denominators default to those of the batch itself.
 """
 
 from typing import Any
@@ -22,14 +22,13 @@ FORMS = SECTIONS | {"dual_clip": sections.PpoClipLoss}
 
 
 def bounds_of(kind: str, *, low: float, high: float) -> dict[str, float]:
-    """Return the bounds that a correction has."""
     if kind == "off":
         return {}
     return {"low": low, "high": high} if kind in ("icepop", "sequence_mask") else {"high": high}
 
 
 def segments_of(mask: Tensor, segment_ids: Tensor | None = None) -> Segments:
-    """The rows of a [B, T] mask, or the sequences that the ids name."""
+    """Return the rows of a [B, T] mask, or the sequences that the ids name."""
     if segment_ids is None:
         return Segments.of(np.full(*mask.shape))
     return Segments(ids=segment_ids, count=int(segment_ids[-1]) + 1)
@@ -60,7 +59,7 @@ def tokens_of(
     num_tokens: float | None = None,
     num_sequences: float | None = None,
 ) -> losses.Tokens:
-    """Checked tokens; scores are [B] or per token."""
+    """Return checked tokens; scores are [B] or per token."""
     place = packed(logprobs, loss_mask, segment_ids, num_tokens, num_sequences)
     if scores is not None and scores.shape != loss_mask.shape:
         scores = place.segments.to_tokens(scores)
@@ -84,7 +83,7 @@ def policy_loss(
     constants: dict[str, Any] | None = None,
     **arrays: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Constants are those of the loss's section, and not checked against its bounds."""
+    """Compute a loss with its section's constants, which are not checked against bounds."""
     section = FORMS[name].model_construct(**(constants or {}))
     tokens = tokens_of(loss_mask=loss_mask, **arrays)
     if weights is not None:
@@ -125,7 +124,7 @@ def value_loss(
 def correction_inputs(
     old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor, segment_ids: Tensor | None
 ) -> tuple[losses.Tokens, Tensor]:
-    """(tokens, rollout log-probs), checked; the tokens' new log-probs are not read."""
+    """Return checked tokens and rollout log-probs; the tokens' new log-probs are not read."""
     zeros = torch.zeros_like(old_logprobs)
     tokens = tokens_of(
         logprobs=zeros,
@@ -147,7 +146,7 @@ def weights(
     segment_ids: Tensor | None = None,
     **constants: Any,
 ) -> Tensor:
-    """In the shape of the inputs."""
+    """Return correction weights in the shape of the inputs."""
     section = AlgorithmSection.model_validate({"correction": {"kind": kind, **constants}}).correction
     inputs = correction_inputs(old_logprobs, rollout_logprobs, loss_mask, segment_ids)
     return correction_weights.weights(section, *inputs).reshape(loss_mask.shape)
@@ -174,16 +173,14 @@ def estimate(
     reward_mask: Tensor | None = None,
     **constants: Any,
 ) -> tuple[Tensor, Tensor]:
-    """(advantages, returns) in the shape and dtype of token_rewards; lam is 1 by default."""
+    """Return advantages and returns in the shape and dtype of token_rewards; lam is 1 by default."""
     segments, mask = segments_of(loss_mask, segment_ids), loss_mask.bool().reshape(-1)
     if has_reward is not None:
         mask = mask & segments.to_tokens(has_reward)
     named = {"token_rewards": token_rewards, "values": values, "reward_mask": reward_mask}
-    tokens = {key: each.reshape(-1) for key, each in named.items() if each is not None}
-    weights_by_part = {str(index): weight for index, weight in enumerate(part_weights or [])}
-    section = EstimatorSection.model_validate(
-        {"name": name, "lam": 1.0, "part_weights": weights_by_part} | constants
-    )
+    tokens = {key: tensor.reshape(-1) for key, tensor in named.items() if tensor is not None}
+    by_part = {str(index): weight for index, weight in enumerate(part_weights or [])}
+    section = EstimatorSection.model_validate({"name": name, "lam": 1.0, "part_weights": by_part} | constants)
     rollouts = advantages.Rollouts.of(
         mask=mask,
         segments=segments,
@@ -193,12 +190,12 @@ def estimate(
         **tokens,
     )
     both = advantages.estimate_advantages(section, rollouts)
-    first, second = (each.to(token_rewards.dtype).reshape(token_rewards.shape) for each in both)
+    first, second = (tensor.to(token_rewards.dtype).reshape(token_rewards.shape) for tensor in both)
     return first, second
 
 
 def whiten(values: Tensor, mask: Tensor, **options: Any) -> Tensor:
-    """In the shape and dtype of the values."""
+    """Whiten in the shape and dtype of the values."""
     flat, kept = values.reshape(-1).double(), mask.bool().reshape(-1)
     white = advantages.whiten(flat, kept, **options)
     return white.reshape(values.shape).to(values.dtype)

@@ -1,4 +1,4 @@
-"""Every estimator against golden numbers, against loops over single samples, and under changes that must not matter."""
+"""Every estimator against golden numbers, loops over single samples, and changes that must not matter."""
 
 import statistics
 
@@ -12,7 +12,7 @@ from tests.mrl.algorithms.padded import estimate, whiten
 
 
 def outcome(name: str, rewards: Tensor, **options) -> Tensor:
-    """Advantages [P, G] of outcome rewards [P, G]; one token per sample."""
+    """Return advantages [P, G] of outcome rewards [P, G]; one token per sample."""
     flat = rewards.reshape(-1, 1)
     groups = torch.arange(len(rewards)).repeat_interleave(rewards.shape[1])
     advantages, _ = estimate(
@@ -48,8 +48,8 @@ def test_group_norm(golden, variant, ddof, eps, monkeypatch) -> None:
 
 def test_group_norm_by_default_is_ddof_1_and_eps_1e_6(golden) -> None:
     case = golden("A01")
-    found = outcome("grpo", case.tensor(case.inputs["rewards"]))
-    case.check(found, case.expected["roll_grpo_or_verl_grpo(ddof1,eps1e-6)"])
+    advantages = outcome("grpo", case.tensor(case.inputs["rewards"]))
+    case.check(advantages, case.expected["roll_grpo_or_verl_grpo(ddof1,eps1e-6)"])
 
 
 def test_degenerate_group_in_float32_is_exactly_zero() -> None:
@@ -61,8 +61,8 @@ def test_degenerate_group_in_float32_is_exactly_zero() -> None:
 
 def test_rloo(golden) -> None:
     case = golden("A03")
-    found = outcome("rloo", case.tensor(case.inputs["rewards"]))
-    case.check(found, case.expected["openrlhf_rloo=trl_rloo=verl_rloo"])
+    advantages = outcome("rloo", case.tensor(case.inputs["rewards"]))
+    case.check(advantages, case.expected["openrlhf_rloo=trl_rloo=verl_rloo"])
 
 
 def test_rloo_leaves_out_samples_without_a_verdict(golden) -> None:
@@ -71,8 +71,8 @@ def test_rloo_leaves_out_samples_without_a_verdict(golden) -> None:
         [[float("nan") if r is None else r for r in row] for row in case.inputs["rewards_with_nan"]],
         dtype=case.dtype,
     )
-    found = outcome("rloo", rewards, has_reward=~rewards.isnan().reshape(-1))
-    case.check(found, case.expected["trl_rloo_nan_aware"])
+    advantages = outcome("rloo", rewards, has_reward=~rewards.isnan().reshape(-1))
+    case.check(advantages, case.expected["trl_rloo_nan_aware"])
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_rloo_leaves_out_samples_without_a_verdict(golden) -> None:
 def test_scale(golden, variant, scale, monkeypatch) -> None:
     case = golden("A05")
     set_constants(monkeypatch, eps=1e-4)
-    found = outcome("grpo", case.tensor(case.inputs["rewards"]), scale=scale)
-    case.check(found, case.expected[variant])
+    advantages = outcome("grpo", case.tensor(case.inputs["rewards"]), scale=scale)
+    case.check(advantages, case.expected[variant])
     if scale == "none":
         case.check(outcome("dr_grpo", case.tensor(case.inputs["rewards"])), case.expected[variant])
 
@@ -94,8 +94,8 @@ def test_gdpo_normalises_each_part(golden, monkeypatch) -> None:
     parts = case.tensor(case.inputs["rewards_per_func[group][sample][func]"]).reshape(8, 2)
     total = case.tensor([[0.0] * 4] * 2)
     weights = case.tensor(case.inputs["weights"])
-    found = outcome("gdpo", total, reward_parts=parts, part_weights=weights.tolist())
-    case.check(found, case.expected["normalize_then_sum"])
+    advantages = outcome("gdpo", total, reward_parts=parts, part_weights=weights.tolist())
+    case.check(advantages, case.expected["normalize_then_sum"])
     summed = (parts * weights).sum(1).reshape(2, 4)
     case.check(outcome("grpo", summed), case.expected["sum_then_normalize"])
 
@@ -136,7 +136,7 @@ def test_gae_skips_tokens_of_the_environment(golden) -> None:
 
 
 def ragged(rows: list[list[float]]) -> tuple[Tensor, Tensor]:
-    """Padded [B, T] float64 values (padding 99) and their mask."""
+    """Return padded [B, T] float64 values (padding 99) and their mask."""
     longest = max(map(len, rows))
     values = torch.tensor([row + [99.0] * (longest - len(row)) for row in rows], dtype=torch.float64)
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], dtype=torch.bool)
@@ -151,7 +151,7 @@ def test_process_grpo_pools_all_tokens(ddof, monkeypatch) -> None:
     """The worked example: pooled mean 0.258, standard deviation .12555433 (ddof 0) or .13113722 (ddof 1)."""
     values, mask = ragged(SEED_EXAMPLE)
     set_constants(monkeypatch, ddof=ddof, eps=0.0)
-    found, _ = estimate(
+    advantages, _ = estimate(
         "grpo_process", token_rewards=values, loss_mask=mask, group_ids=torch.zeros(4, dtype=torch.int64)
     )
     mean, deviation = 0.25833333333333336, {0: 0.12555432644432805, 1: 0.13113721705515073}[ddof]
@@ -160,22 +160,22 @@ def test_process_grpo_pools_all_tokens(ddof, monkeypatch) -> None:
     for row, rewards in enumerate(SEED_EXAMPLE):
         for t in range(len(rewards)):
             wanted = sum((r - mean) / deviation for r in rewards[t:])
-            assert float(found[row, t]) == pytest.approx(wanted, abs=1e-9)
-    assert torch.equal(found[~mask], torch.zeros(int((~mask).sum()), dtype=torch.float64))
+            assert float(advantages[row, t]) == pytest.approx(wanted, abs=1e-9)
+    assert torch.equal(advantages[~mask], torch.zeros(int((~mask).sum()), dtype=torch.float64))
 
 
 def test_process_grpo_can_pool_step_ends_only(monkeypatch) -> None:
     set_constants(monkeypatch, ddof=0, eps=0.0)
     rewards = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
     ends = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 1]], dtype=torch.bool)
-    found, _ = estimate(
+    advantages, _ = estimate(
         "grpo_process",
         token_rewards=rewards,
         loss_mask=torch.ones_like(ends),
         reward_mask=ends,
         group_ids=torch.tensor([1, 1]),
     )
-    assert found.tolist() == [[0.0, 0.0, -1.0, -1.0], [0.0, 0.0, 1.0, 1.0]]
+    assert advantages.tolist() == [[0.0, 0.0, -1.0, -1.0], [0.0, 0.0, 1.0, 1.0]]
 
 
 def test_prime_rloo(golden) -> None:
@@ -247,8 +247,8 @@ def test_whitening_of_prime(golden) -> None:
     case = golden("G02")
     rows = case.expected["combined_returns(coef 5 and 5)"]
     flat = case.tensor([x for row in rows for x in row])
-    found = whiten(flat, torch.ones_like(flat))
-    case.check(found, [x for row in case.expected["whitened(ddof1)"] for x in row])
+    whitened = whiten(flat, torch.ones_like(flat))
+    case.check(whitened, [x for row in case.expected["whitened(ddof1)"] for x in row])
 
 
 def test_reinforce_pp_baseline_whitens_by_token() -> None:
@@ -266,7 +266,7 @@ def test_reinforce_pp_baseline_whitens_by_token() -> None:
 
 
 class TestBadInput:
-    """Refusals name the argument, and the sample where one is at fault."""
+    """Refusals name the argument, and the sample at fault."""
 
     arguments = {
         "token_rewards": torch.zeros(2, 3),

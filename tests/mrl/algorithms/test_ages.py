@@ -1,4 +1,4 @@
-"""Samples of several versions: ratios, correction weights and their figures against a float64 reference of its own, token by token."""
+"""Samples of several versions: ratios, weights and their metrics against a float64 reference by token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def case(seed: int) -> tuple[TrainBatch, np.ndarray]:
-    """Eight samples whose responses are of up to three versions, and the trainer's log-probs [N], float64."""
+    """Return eight samples with up to three versions each, and the trainer's log-probs [N], float64."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(3, 20, 8)
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -60,19 +60,19 @@ def weight_of(c: Any, w: float, *, mean: float) -> float:
 
 
 def reference(batch: TrainBatch, new: np.ndarray, section: AlgorithmSection) -> tuple[float, float]:
-    """(loss, mean ratio) by the formulas, one token after the other: PPO's clip of each ratio, times its weight, token mean."""
+    """Return (loss, mean ratio) token by token: PPO's clip of each ratio, times its weight, token mean."""
     c, total, ratios = section.correction, 0.0, []
     a = batch.arrays
     for start, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
-        own = [t for t in range(start, end) if batch.loss_mask[t]]
+        trained = [t for t in range(start, end) if batch.loss_mask[t]]
         decoupled = section.old_logprobs == "decoupled"
         old = {
             t: a["old_logprobs"][t] if decoupled or a["age"][t] == 0 else a["rollout_logprobs"][t]
-            for t in own
+            for t in trained
         }
-        log_w = {t: old[t] - a["rollout_logprobs"][t] for t in own}
-        mean = math.exp(sum(log_w.values()) / len(own))
-        for t in own:
+        log_w = {t: old[t] - a["rollout_logprobs"][t] for t in trained}
+        mean = math.exp(sum(log_w.values()) / len(trained))
+        for t in trained:
             w = math.exp(log_w[t])
             weight = weight_of(c, w, mean=mean)
             ratio, advantage = math.exp(new[t] - old[t]), a["advantages"][t]
@@ -119,7 +119,7 @@ def test_weights_and_ratios_are_exact_across_versions(kind: str, old_logprobs: s
 
 def test_sample_sizes_and_kl_by_age_are_those_of_the_formulas() -> None:
     batch, new = case(3)
-    found = drift_by_staleness(batch, new)
+    metrics = drift_by_staleness(batch, new)
     for age in (1, 2):
         log_w = [
             new[t] - batch.arrays["rollout_logprobs"][t]
@@ -129,17 +129,17 @@ def test_sample_sizes_and_kl_by_age_are_those_of_the_formulas() -> None:
         w = [math.exp(x) for x in log_w]
         ess = sum(w) ** 2 / (len(w) * sum(x * x for x in w))
         kl = sum(math.exp(x) - 1 - x for x in log_w) / len(log_w)
-        assert found[f"policy/ess/{age}"] == pytest.approx(ess, rel=1e-9)
-        assert found[f"policy/kl_behaviour/{age}"] == pytest.approx(kl, rel=1e-9)
-    assert len(found) == 4, "today's tokens are the mismatch's business"
+        assert metrics[f"policy/ess/{age}"] == pytest.approx(ess, rel=1e-9)
+        assert metrics[f"policy/kl_behaviour/{age}"] == pytest.approx(kl, rel=1e-9)
+    assert len(metrics) == 4, "today's tokens are the mismatch's business"
 
 
 def test_ages_are_counted_over_the_tokens_of_the_policy() -> None:
-    """Of four groups one is of today, one of a later version; what an environment wrote has no age."""
+    """One of four groups is current, one is of a later version; environment tokens have no staleness."""
     versions = [[3, 3, 3], [1, 2, 3], [2, 2, 2], [5, 5, 5]]
     samples = [
-        make_sample(n, policy_versions=np.array(own, np.int32), loss_mask=np.array([True, n != 1, True]))
-        for n, own in enumerate(versions)
+        make_sample(n, policy_versions=np.array(row, np.int32), loss_mask=np.array([True, n != 1, True]))
+        for n, row in enumerate(versions)
     ]
     groups = make_groups(samples)
     assert largest_staleness(groups, 3) == {
@@ -147,16 +147,16 @@ def test_ages_are_counted_over_the_tokens_of_the_policy() -> None:
         "policy/stale_token_frac": pytest.approx(4 / 11),
         "group/stale_frac": 0.5,
     }
-    found = staleness_metrics(groups, 3)
-    assert found["policy/staleness_mean"] == pytest.approx(5 / 11)
-    fractions = {age: found[f"policy/staleness_frac/{age}"] for age in (0, 1, 2)}
+    metrics = staleness_metrics(groups, 3)
+    assert metrics["policy/staleness_mean"] == pytest.approx(5 / 11)
+    fractions = {age: metrics[f"policy/staleness_frac/{age}"] for age in (0, 1, 2)}
     assert fractions == pytest.approx({0: 7 / 11, 1: 3 / 11, 2: 1 / 11})
     assert largest_staleness([], 3)["policy/staleness_max"] == 0.0 and staleness_metrics([], 3) == {}
 
 
 @pytest.mark.parametrize("versions", [[[3, 3], [3]], [[5, 5], [5]], [[1, 1], [1]], [[2, 3], [3]], [[], []]])
 def test_ages_of_one_version_are_counted_as_those_of_several(versions: list[list[int]]) -> None:
-    own = [np.array(each, np.int32) for each in versions]
-    (group,) = make_groups([make_sample(0, policy_versions=v, loss_mask=np.ones(len(v), bool)) for v in own])
-    ages = [max(3 - int(version), 0) for version in np.concatenate(own)]
+    rows = [np.array(row, np.int32) for row in versions]
+    (group,) = make_groups([make_sample(0, policy_versions=v, loss_mask=np.ones(len(v), bool)) for v in rows])
+    ages = [max(3 - int(version), 0) for version in np.concatenate(rows)]
     assert token_counts(group, 3).tolist() == [ages.count(age) for age in range(max(ages, default=-1) + 1)]

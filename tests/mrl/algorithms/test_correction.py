@@ -14,7 +14,7 @@ KINDS = typing.get_args(CORRECTION_KINDS)
 
 
 def one_token_two_nats_off() -> dict[str, torch.Tensor]:
-    """Four tokens, one of them at +2 nats: geometric 1.6487, token 7.389 at one place."""
+    """Return four tokens, one at +2 nats: geometric 1.6487, token 7.389 in one place."""
     rollout = torch.full((1, 4), -3.0, dtype=torch.float64)
     old = rollout.clone()
     old[0, 2] += 2.0
@@ -52,15 +52,15 @@ def test_measured_at_every_granularity() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_have_no_gradient_and_are_0_off_the_mask(kind, batch) -> None:
-    found = weights(
+    correction = weights(
         kind,
         old_logprobs=batch.arrays["old_logprobs"].clone().requires_grad_(),
         rollout_logprobs=batch.arrays["rollout_logprobs"],
         loss_mask=batch.mask,
         **bounds_of(kind, low=0.9, high=1.1),
     )
-    assert not found.requires_grad
-    assert not bool(found[~batch.mask].any())
+    assert not correction.requires_grad
+    assert not bool(correction[~batch.mask].any())
 
 
 def test_bad_input() -> None:
@@ -76,7 +76,7 @@ def test_bad_input() -> None:
 
 
 def long_responses(length: int, *, sequences: int = 16) -> dict[str, torch.Tensor]:
-    """Responses of a length whose log w has a standard deviation of 0.05 and weights a mean of 1, as sampling makes them."""
+    """Return responses whose log w deviates by 0.05, with a mean weight of 1, as sampling makes them."""
     draw = torch.Generator().manual_seed(0)
     noise = torch.randn(sequences, length, generator=draw, dtype=torch.float64)
     rollout = torch.full((sequences, length), -1.0, dtype=torch.float64)
@@ -90,7 +90,7 @@ def long_responses(length: int, *, sequences: int = 16) -> dict[str, torch.Tenso
 def gradient_of(
     arrays: dict[str, torch.Tensor], applied: torch.Tensor, aggregation: str
 ) -> tuple[torch.Tensor, dict]:
-    """The gradient by log-probs of the loss with these weights, and its metrics."""
+    """Return the loss's gradient by log-probs with these weights, and its metrics."""
     advantages = torch.linspace(-1.0, 2.0, len(arrays["loss_mask"]), dtype=torch.float64)[:, None]
     logprobs = arrays["old_logprobs"].clone().requires_grad_()
     loss, metrics = policy_loss(

@@ -1,4 +1,4 @@
-"""Teachers in an algorithm: what their advantages are without rewards, and what cannot go together with them."""
+"""Teachers in an algorithm: their advantages without rewards, and settings that cannot be combined."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from tests.tiny_models import random_batch
 
 def test_alone_replaces_the_advantages_of_rewards() -> None:
     batch, rewards = random_batch(4, seed=0), np.array([1.0, 0.0, 0.0, 0.0])
-    estimated = {}
+    batches = {}
     for alone in (False, True):
         section = {"distillation": {"teachers": {"default": "one"}, "teachers_only": alone}}
-        estimated[alone], metrics = shape_and_estimate(
-            AlgorithmSection.model_validate(section), batch, rewards
-        )
+        batches[alone], metrics = shape_and_estimate(AlgorithmSection.model_validate(section), batch, rewards)
         assert metrics["advantage/abs_max"] > 0, "of the rewards"
-    np.testing.assert_array_equal(estimated[True].arrays["advantages"], 0)
-    assert np.abs(estimated[False].arrays["advantages"]).max() > 0
-    np.testing.assert_array_equal(estimated[True].loss_mask, estimated[False].loss_mask)
+    np.testing.assert_array_equal(batches[True].arrays["advantages"], 0)
+    assert np.abs(batches[False].arrays["advantages"]).max() > 0
+    np.testing.assert_array_equal(batches[True].loss_mask, batches[False].loss_mask)
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("changes", "message"),
     [
         ({"filter": {}, "distillation": {"teachers_only": True}}, "which groups the teachers see"),
         ({"estimator": {"name": "gae"}, "distillation": {"teachers_only": True}}, "read the critic's values"),
@@ -37,7 +35,7 @@ def test_alone_replaces_the_advantages_of_rewards() -> None:
         ({"distillation": {"divergence": "k3"}}, "reverse, forward, jsd"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_together_is_refused(more: dict[str, Any], message: str) -> None:
-    distillation = {"teachers": {"default": "one"}} | more.get("distillation", {})
+def test_what_cannot_work_together_is_refused(changes: dict[str, Any], message: str) -> None:
+    distillation = {"teachers": {"default": "one"}} | changes.get("distillation", {})
     with pytest.raises(ValidationError, match=message):
-        AlgorithmSection.model_validate(more | {"distillation": distillation})
+        AlgorithmSection.model_validate(changes | {"distillation": distillation})

@@ -23,14 +23,14 @@ MEAN = FilterSection(min_reward_range=None, mean_range=(0.0, 1.0))
 def test_golden(golden, section, variant) -> None:
     case = golden("F05")
     groups = {name: np.array(rewards, float) for name, rewards in case.inputs["groups"].items()}
-    found = dict(zip(groups, decide(section, list(groups.values())), strict=True))
+    decisions = dict(zip(groups, decide(section, list(groups.values())), strict=True))
     for name, expected in case.expected.items():
-        assert (found[name] is Decision.KEPT) == expected[variant], name
+        assert (decisions[name] is Decision.KEPT) == expected[variant], name
 
 
 def test_reasons() -> None:
     rewards = [[1, 1], [0, 0], [0.5, 0.5], [0, 1], [1], [np.nan, np.nan], [np.nan, 1, 0], [0.9, 0.9 + 1e-9]]
-    found = decide(SPREAD, [np.array(r, float) for r in rewards])
+    decisions = decide(SPREAD, [np.array(r, float) for r in rewards])
     names = [
         "all_correct",
         "all_incorrect",
@@ -41,7 +41,7 @@ def test_reasons() -> None:
         "kept",
         "no_spread",
     ]
-    assert [d.value for d in found] == names
+    assert [d.value for d in decisions] == names
     both = FilterSection(mean_range=(0.2, 0.8))
     assert decide(both, [np.array([0, 0, 0, 0, 0, 1.0]), np.array([0, 1.0])]) == [
         Decision.MEAN_OUTSIDE,

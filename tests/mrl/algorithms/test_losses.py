@@ -1,4 +1,4 @@
-"""Losses as called: how tokens become one number, splits, weights, metrics, refusals; the value loss's numbers."""
+"""Losses as called: reduction to one number, splits, weights, metrics, refusals; the value loss."""
 
 import numpy as np
 import pytest

@@ -48,20 +48,18 @@ def run(
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_shares_of_microbatches_add_up(name, aggregation, batch) -> None:
-    config = AlgorithmSection.model_validate(
-        EVERYTHING | {"loss": {"name": name}, "aggregation": aggregation}
-    )
+    spec = AlgorithmSection.model_validate(EVERYTHING | {"loss": {"name": name}, "aggregation": aggregation})
     whole = {key: batch.arrays[key].clone().requires_grad_() for key in ("logprobs", "entropy")}
     packed = type(batch)(batch.arrays | whole, batch.mask, batch.group_ids).packed()
-    total, metrics = run(config, packed, packed.arrays["logprobs"], packed.arrays["entropy"])
+    total, metrics = run(spec, packed, packed.arrays["logprobs"], packed.arrays["entropy"])
     total.backward()
     split = {key: batch.arrays[key].clone().requires_grad_() for key in ("logprobs", "entropy")}
-    shares, found = [], []
+    shares, figures = [], []
     for rows in ([4, 0, 9], [11, 3], [1, 10, 2, 7, 5, 8, 6]):
         part = type(batch)(batch.arrays | split, batch.mask, batch.group_ids).packed(rows)
-        loss, numbers = run(config, part, part.arrays["logprobs"], part.arrays["entropy"])
+        loss, numbers = run(spec, part, part.arrays["logprobs"], part.arrays["entropy"])
         shares.append(loss)
-        found.append(numbers)
+        figures.append(numbers)
     torch.stack(shares).sum().backward()
     assert float(sum(shares).detach()) == pytest.approx(float(total.detach()), abs=1e-13)
     for key in whole:
@@ -69,7 +67,7 @@ def test_shares_of_microbatches_add_up(name, aggregation, batch) -> None:
         assert float(whole[key].grad.abs().max()) > 0
     for key, value in metrics.items():
         combine = max if key.endswith("_max") else sum
-        assert combine(float(n[key]) for n in found) == pytest.approx(float(value), abs=1e-12), key
+        assert combine(float(n[key]) for n in figures) == pytest.approx(float(value), abs=1e-12), key
 
 
 def test_terms_are_policy_times_weights_plus_kl_minus_entropy(batch) -> None:
@@ -114,7 +112,7 @@ def test_old_logprob_modes(batch) -> None:
         return float(run(section, packed, a["logprobs"], a["entropy"], arrays=arrays)[0])
 
     def by_hand(old: Tensor, weights: Tensor | None = None) -> float:
-        found, _ = policy_loss(
+        value, _ = policy_loss(
             "ppo_clip",
             logprobs=a["logprobs"],
             old_logprobs=old,
@@ -125,7 +123,7 @@ def test_old_logprob_modes(batch) -> None:
             num_sequences=11,
             weights=weights,
         )
-        return float(found)
+        return float(value)
 
     every = arrays_of(packed)
     assert loss(every) == pytest.approx(by_hand(a["old_logprobs"]), abs=1e-14)
@@ -168,11 +166,11 @@ def test_a_users_function_by_path(batch) -> None:
     packed = batch.packed()
     a = packed.arrays
     custom = {"name": "custom", "function": f"{__name__}:scaled_reinforce", "options": {"factor": 3.0}}
-    found, _ = run(AlgorithmSection.model_validate({"loss": custom}), packed, a["logprobs"], a["entropy"])
+    loss, _ = run(AlgorithmSection.model_validate({"loss": custom}), packed, a["logprobs"], a["entropy"])
     plain, _ = run(
         AlgorithmSection.model_validate({"loss": {"name": "reinforce"}}), packed, a["logprobs"], a["entropy"]
     )
-    assert float(found) == pytest.approx(3 * float(plain), abs=1e-13)
+    assert float(loss) == pytest.approx(3 * float(plain), abs=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +280,7 @@ def test_what_is_not_finite_is_named_with_its_sample(name, batch) -> None:
 @pytest.mark.parametrize("kind", typing.get_args(CORRECTION_KINDS))
 @pytest.mark.parametrize("wild", [-100.0, float("-inf"), float("nan"), 1e30])
 def test_what_stands_off_the_mask_reaches_neither_gradient_nor_metric(wild, kind, loss, batch) -> None:
-    """exp of what an engine says of a token that is not trained on may overflow, and 0 times infinity is no 0."""
+    """exp of an untrained token's engine log-prob may overflow, and 0 times infinity is not 0."""
     packed = batch.packed()
     bounds = bounds_of(kind, low=0.9, high=1.1)
     section = AlgorithmSection.model_validate(

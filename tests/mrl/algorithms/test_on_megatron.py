@@ -1,6 +1,6 @@
 """Every loss, aggregation, KL and correction name through a real Megatron update, equal on every layout.
 
-Bound: loss, gradient norm and metrics agree with one rank and one microbatch to 2e-4, relative or absolute, in float32.
+Bound: float32 loss, gradient norm and metrics match one rank and microbatch to 2e-4, relative or absolute.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def batch(folder: Path) -> TrainBatch:
-    """Old, engine and reference log-probs near the model's own, so that all ratios are near 1; a third of the samples older."""
+    """Old, engine and reference log-probs near the model's, so that ratios are near 1; a third are stale."""
     plain = random_batch(10, seed=5)
     logprobs, _ = reference_logprobs(folder, plain, temperature=TEMPERATURE)
     noise = np.random.default_rng(1).normal(size=(3, plain.num_tokens)).astype(np.float32)
@@ -96,12 +96,10 @@ def one(folder: Path, batch: TrainBatch) -> list[dict[str, float]]:
 def check(results: list[dict[str, Any]], one: list[dict[str, float]]) -> None:
     for result in results:
         assert result["moved"]
-        for config, found, wanted in zip(CONFIGS, result["metrics"], one, strict=True):
-            differing = {
-                n: (found[n], wanted[n]) for n in wanted if found[n] != pytest.approx(wanted[n], **BOUND)
-            }
-            differing.pop("optimizer_steps", None)
-            assert not differing, f"{config}: {differing}"
+        for config, ours, wanted in zip(CONFIGS, result["metrics"], one, strict=True):
+            gaps = {n: (ours[n], wanted[n]) for n in wanted if ours[n] != pytest.approx(wanted[n], **BOUND)}
+            gaps.pop("optimizer_steps", None)
+            assert not gaps, f"{config}: {gaps}"
 
 
 BOUND = {"rel": 2e-4, "abs": 2e-4}
@@ -119,7 +117,7 @@ LAYOUTS: list[tuple[dict[str, int], str]] = [
     ({"pp": 2}, "full"),
 ]
 LONG_LAYOUTS: list[tuple[dict[str, int], str]] = [({"dp": 4}, "off"), ({"cp": 2, "pp": 2, "vpp": 2}, "full")]
-"""Layouts, and what they recompute of their activations: routers then choose twice, and must be heard once."""
+"""Layouts and their recomputation, in which routers choose twice but must count once."""
 
 
 @pytest.fixture(
@@ -137,14 +135,11 @@ def test_layouts_and_microbatches_change_nothing(many, one) -> None:
 
 
 def test_the_one_update_of_a_step_needs_no_pass_before_it(many) -> None:
-    """Its gradient, metrics, log-probs, router margins and the engine's distance are those of an update with a pass for
-    old log-probs before it; float32 leaves differences below 1e-5 where the configurations differ by 1e-2 and more."""
+    """It matches an update with a pass for old log-probs to 1e-5; configurations differ by 1e-2 and more."""
     for result in many:
         for tree, differences in zip(scenarios.WITHOUT_A_PASS, result["differences"], strict=True):
-            at = {
-                name: differences.pop(name) for name in ("margins_at", "mismatch_at") if name in differences
-            }
-            assert all(found < 1e-5 for found in differences.values()), (tree, differences)
+            at = {key: differences.pop(key) for key in ("margins_at", "mismatch_at") if key in differences}
+            assert all(difference < 1e-5 for difference in differences.values()), (tree, differences)
             if at or result is many[0]:  # a place without tokens has none; the first has the most
                 assert 0 < at["margins_at"] < 1 and at["mismatch_at"] > 0.1
 
@@ -162,11 +157,11 @@ LONG_BESIDE: list[tuple[dict[str, int], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(
     ("layout", "changes"),
-    [*BESIDE, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_BESIDE)],
+    [*BESIDE, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG_BESIDE)],
     ids=str,
 )
 def test_the_reference_beside_the_policy(layout, changes, folder) -> None:
-    """To the bit what a pass of its own says; and, to rounding (log-probs are of other rows there), the gradient that follows."""
+    """It equals a separate reference pass bitwise; the gradient that follows, of other rows, to rounding."""
     world, batch = LayoutSection(**layout).world_size, random_batch(10, seed=5)
     results = run_ranks(scenarios.reference_beside, world, str(folder), layout, batch, changes)
     assert any(result["arrays"] is not None for result in results)
@@ -177,22 +172,22 @@ def test_the_reference_beside_the_policy(layout, changes, folder) -> None:
             and beside == pytest.approx(apart, rel=1e-5)
             and apart["policy/kl_reference"] > 1e-3
         )
-        wanted, found = result["gradients"]
-        np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max(), rtol=0)
-        said, plain, both = result["forward"]
+        wanted, gradient = result["gradients"]
+        np.testing.assert_allclose(gradient, wanted, atol=1e-5 * np.abs(wanted).max(), rtol=0)
+        separate, plain, both = result["forward"]
         if both is None:
-            assert said is plain is result["arrays"] is None
+            assert separate is plain is result["arrays"] is None
             continue
-        np.testing.assert_array_equal(both["ref_logprobs"], said["logprobs"])
+        np.testing.assert_array_equal(both["ref_logprobs"], separate["logprobs"])
         np.testing.assert_array_equal(both["logprobs"], plain["logprobs"])
         assert np.abs(both["ref_logprobs"] - both["logprobs"]).max() > 1e-2
-        own = result["arrays"]["ref_logprobs"]
-        np.testing.assert_allclose(own, np.where(own == 0, 0, said["logprobs"]), atol=1e-5)
-        assert np.count_nonzero(own) == np.count_nonzero(result["arrays"]["logprobs"]) > 0
+        logprobs = result["arrays"]["ref_logprobs"]
+        np.testing.assert_allclose(logprobs, np.where(logprobs == 0, 0, separate["logprobs"]), atol=1e-5)
+        assert np.count_nonzero(logprobs) == np.count_nonzero(result["arrays"]["logprobs"]) > 0
 
 
 def test_no_stage_waits_between_reference_and_policy(folder: Path, tmp_path: Path) -> None:
-    """The pipeline is not drained: the first stage has begun with the policy while the last is in the reference's place."""
+    """The pipeline is not drained: the first stage starts the policy while the last is in the reference."""
     batch = random_batch(10, seed=5)
-    found = run_ranks(scenarios.undrained, 2, str(folder), {"pp": 2}, batch, str(tmp_path / "begun"))
-    assert found[0] == found[1] and found[0] % 2 == 0 and found[0] > 2
+    counts = run_ranks(scenarios.undrained, 2, str(folder), {"pp": 2}, batch, str(tmp_path / "begun"))
+    assert counts[0] == counts[1] and counts[0] % 2 == 0 and counts[0] > 2

@@ -23,18 +23,18 @@ OPTIONS = {
 
 def tokens(case, *, advantages: str = "advantages") -> tuple[Tokens, Tensor]:
     mask, scores = case.tensor(case.inputs["mask"]).bool(), case.inputs.get("scores")
-    found = tokens_of(
+    checked = tokens_of(
         logprobs=case.tensor(case.inputs["logp"]),
         old_logprobs=case.tensor(case.inputs["old_logp"]),
         advantages=case.tensor(case.inputs[advantages]).expand(mask.shape),
         loss_mask=mask,
         scores=None if scores is None else case.tensor(scores),
     )
-    return found, mask
+    return checked, mask
 
 
 def formula(name: str, given: Tokens, **constants: Any) -> PerToken:
-    """Constants are not checked against the section's bounds."""
+    """Compute a loss; its constants are not checked against the section's bounds."""
     return losses.loss_of(FORMS[name].model_construct(**constants))(given)
 
 
@@ -102,8 +102,8 @@ def test_cispo_gradient_is_the_weight_times_advantage(golden) -> None:
     case = golden("D05")
     given, mask = tokens(case)
     logprobs = given.logprobs.clone().requires_grad_()
-    found = dataclasses.replace(given, logprobs=logprobs)
-    formula("cispo", found, clip_low=1.0, clip_high=-0.8).loss.sum().backward()
+    moved = dataclasses.replace(given, logprobs=logprobs)
+    formula("cispo", moved, clip_low=1.0, clip_high=-0.8).loss.sum().backward()
     assert logprobs.grad is not None
     case.check(
         logprobs.grad.reshape(mask.shape), case.expected["gradient scale d(loss)/d(logp), trl default"]
@@ -118,7 +118,7 @@ def test_reinforce(golden) -> None:
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_against_finite_differences(name, aggregation, batch) -> None:
-    """What carries a stop-gradient is held at its value: its ratio is frozen through old_logprobs moving along."""
+    """Factors with a stop-gradient stay constant: their ratio is frozen as old_logprobs moves along."""
 
     def loss(logprobs: Tensor, frozen: Tensor | None = None) -> Tensor:
         if frozen is None:
@@ -156,7 +156,7 @@ def test_gradients_against_finite_differences(name, aggregation, batch) -> None:
 
 
 def _detached_weight(name: str, batch, frozen: Tensor) -> Tensor:
-    """The stop-gradient factors of cispo and gspo (with its clip), written out on their own."""
+    """Return the stop-gradient factors of cispo and gspo (with its clip), written out separately."""
     log_ratio = (frozen - batch.arrays["old_logprobs"]) * batch.mask
     advantages, total = batch.arrays["advantages"], log_ratio.sum(1, keepdim=True)
     if name == "cispo":
@@ -172,7 +172,6 @@ def test_finite_differences_cover_every_loss() -> None:
 
 
 def test_on_policy_gradient_is_reinforce(batch) -> None:
-    """At logprobs = old_logprobs every loss has the gradient of REINFORCE."""
     wanted = _gradient("reinforce", batch)
     for name in OPTIONS:
         torch.testing.assert_close(_gradient(name, batch), wanted, atol=1e-12, rtol=0)
@@ -207,7 +206,7 @@ def _plain_gspo(batch: Any, logprobs: Tensor, bounds: tuple[float, float]) -> Te
 
 
 def _gspo(batch: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """(loss, gradient)."""
+    """Return (loss, gradient)."""
     variable = batch.arrays["logprobs"].clone().requires_grad_()
     named = {name: batch.arrays[name] for name in ("old_logprobs", "advantages")}
     loss, _ = policy_loss("gspo", logprobs=variable, loss_mask=batch.mask, **named, **options)
@@ -217,7 +216,7 @@ def _gspo(batch: Any, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 def test_gspo_without_weights_is_the_papers_sequence_form(batch) -> None:
-    """Value and gradient, where the advantage is the sequence's."""
+    """Compare value and gradient, with one advantage per sequence."""
     batch.arrays["advantages"] = batch.arrays["advantages"][:, :1].expand_as(batch.mask)
     for bounds in ((0.05, 0.04), (1.0, 9.0)):
         plain = batch.arrays["logprobs"].clone().requires_grad_()
@@ -232,7 +231,7 @@ def test_gspo_without_weights_is_the_papers_sequence_form(batch) -> None:
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_tokens_weight_scales_its_own_gradient_and_no_others(name, aggregation, batch) -> None:
-    """So a token with weight 0 gets exactly none, whatever the loss makes of its sequence."""
+    """A token with weight 0 gets exactly no gradient, whatever the loss makes of its sequence."""
     constant = 10 if aggregation == "constant" else None
 
     def gradient(weights: Tensor | None) -> Tensor:

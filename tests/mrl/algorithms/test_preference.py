@@ -1,4 +1,4 @@
-"""Every preference loss and its gradient against the values of TRL's own functions, and that no microbatch matters."""
+"""Every preference loss and its gradient against TRL's own functions; microbatches do not matter."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def sides(logprobs: Tensor | None = None) -> tuple[Side, Side]:
-    """The two pairs; `logprobs` [4] in place of theirs, chosen ones first."""
-    own = torch.tensor(INPUTS["policy_chosen"] + INPUTS["policy_rejected"], dtype=torch.float64)
-    own = own if logprobs is None else logprobs
+    """Return the two pairs; `logprobs` [4] replace theirs, chosen ones first."""
+    policy = torch.tensor(INPUTS["policy_chosen"] + INPUTS["policy_rejected"], dtype=torch.float64)
+    policy = policy if logprobs is None else logprobs
     reference = torch.tensor(INPUTS["ref_chosen"] + INPUTS["ref_rejected"], dtype=torch.float64)
     lengths = torch.tensor(INPUTS["len_chosen"] + INPUTS["len_rejected"], dtype=torch.float64)
-    return Side(own[:2], reference[:2], lengths[:2]), Side(own[2:], reference[2:], lengths[2:])
+    return Side(policy[:2], reference[:2], lengths[:2]), Side(policy[2:], reference[2:], lengths[2:])
 
 
 @pytest.mark.parametrize("case", SETTINGS)
@@ -68,8 +68,7 @@ def test_orpo_is_the_published_ratio_and_the_responses_own_loss() -> None:
 
 
 def test_the_gradients_are_the_published_ones() -> None:
-    """The norms by the logits of the four responses are known, with one unknown for each response: how long the gradient of its
-    own log-prob is. Nine losses determine those four numbers, and must agree on them."""
+    """Nine losses' gradient norms must agree on four unknowns: the norms of the log-probs' gradients."""
     known, norms = [], []
     for case, figures in CASES["losses"].items():
         if "grad" not in figures:
@@ -105,7 +104,7 @@ def test_kto_is_the_published_one(case: str, weights: tuple[float, float]) -> No
 
 @pytest.mark.parametrize("case", [*SETTINGS, "sft_weight"])
 def test_shares_of_single_pairs_add_up_to_the_whole(case: str) -> None:
-    """Loss, gradient and metrics of one microbatch are the sums of those of one pair each."""
+    """Loss, gradient and metrics of a microbatch are the sums over its single pairs."""
     settings = {"name": "dpo", "sft_weight": 0.7} if case == "sft_weight" else SETTINGS[case]
     objective = PreferenceObjective(ObjectiveSection(**settings))
     lengths, generator = np.array([4, 6, 3, 9, 5, 5]), np.random.default_rng(0)
@@ -114,12 +113,12 @@ def test_shares_of_single_pairs_add_up_to_the_whole(case: str) -> None:
     known = {"side": np.array([1.0, 0] * 3), "ref_logprob": -4 * generator.random(6)}
 
     def share(samples: np.ndarray) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        own = np.isin(np.repeat(np.arange(6), lengths), samples)
-        logprobs = values[own].clone().requires_grad_()
+        selected = np.isin(np.repeat(np.arange(6), lengths), samples)
+        logprobs = values[selected].clone().requires_grad_()
         loss, metrics = objective(
             logprobs=logprobs,
             entropy=logprobs.detach(),
-            arrays={"loss_mask": mask[own]},
+            arrays={"loss_mask": mask[selected]},
             segments=Segments.of(lengths[samples], values={n: v[samples] for n, v in known.items()}),
             denominators={"num_rows": 3.5},
         )
@@ -141,32 +140,30 @@ def test_without_a_margin_dpo_is_ln_2_and_pairs_turned_round_are_mirrored() -> N
         assert pair_loss_of(section)(section, equal, equal).item() == pytest.approx(math.log(2))
     section = ObjectiveSection(name="dpo", smoothing=0.25)
     chosen, rejected = sides()
-    plain, turned = (
-        pair_loss_of(section)(section, *pair) for pair in ((chosen, rejected), (rejected, chosen))
-    )
+    plain, turned = (pair_loss_of(section)(section, *p) for p in ((chosen, rejected), (rejected, chosen)))
     margin = section.beta * (chosen.ratio(section) - rejected.ratio(section))
     torch.testing.assert_close(turned - plain, (1 - 2 * section.smoothing) * margin)
 
 
 def test_every_objective_and_every_setting_it_reads_changes_the_loss() -> None:
-    """A name or a setting that is taken and not read is how other programs train something else than was asked for."""
+    """If a setting is accepted but not read, something other than the request is trained."""
     changed = {"beta": 0.3, "length": "mean", "smoothing": 0.2, "gamma_over_beta": 1.5}
     base = {"ipo": {"length": "sum"}, "exo": {"smoothing": 0.1}, "robust": {"smoothing": 0.1}}
-    found = {}
+    losses = {}
     for name in PAIR_LOSSES:
         section = ObjectiveSection(name=name, **base.get(name, {}))
-        found[name] = pair_loss_of(section)(section, *sides()).mean().item()
+        losses[name] = pair_loss_of(section)(section, *sides()).mean().item()
         for setting in READS[name] & changed.keys():
             other = section.model_copy(update={setting: changed[setting]})
             assert pair_loss_of(other)(other, *sides()).mean().item() != pytest.approx(
-                found[name], abs=1e-6
+                losses[name], abs=1e-6
             ), (name, setting)
-    values = sorted(found.values())
-    assert min(b - a for a, b in itertools.pairwise(values)) > 1e-6, found
+    values = sorted(losses.values())
+    assert min(b - a for a, b in itertools.pairwise(values)) > 1e-6, losses
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"name": "hinge", "smoothing": 0.1}, "not read by hinge"),
         ({"name": "sft", "beta": 0.2}, "not read by sft"),
@@ -178,8 +175,8 @@ def test_every_objective_and_every_setting_it_reads_changes_the_loss() -> None:
         ({"name": "dpo_norm"}, "unknown tune.objective"),
     ],
 )
-def test_a_setting_that_has_no_effect_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_a_setting_that_has_no_effect_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         ObjectiveSection(**settings)
 
 

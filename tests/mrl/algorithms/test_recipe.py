@@ -1,4 +1,4 @@
-"""Rewards to advantages as configured: order of the blocks, domains, KL in the reward, samples without a reward, estimators."""
+"""Rewards to advantages as configured: order of blocks, domains, KL, samples without a reward, estimators."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def sample(
     token_values: list[float] | None = None,
     is_return: bool = False,
 ) -> Sample:
-    """A response of `length` tokens whose second is the environment's."""
+    """Return a response of `length` tokens whose second is the environment's."""
     mask = np.ones(length, dtype=bool)
     mask[1:2] = False
     values = None if token_values is None else np.array(token_values, dtype=np.float32)
@@ -51,7 +51,7 @@ def groups_of(*samples: Sample) -> list[Group]:
 
 
 def per_sample(batch: TrainBatch, name: str = "advantages") -> list[float]:
-    """The value on each sample's last token."""
+    """Return the value on each sample's last token."""
     return [float(batch.arrays[name][stop - 1]) for stop in batch.cu_seqlens[1:]]
 
 
@@ -121,7 +121,7 @@ CUT = [
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"])
 def test_masked_truncated_samples_stay_in_the_statistics_and_leave_the_loss(name) -> None:
-    """The others' advantages are those of the whole group; what is masked has neither advantage nor loss mask."""
+    """The others' advantages are the whole group's; masked samples have neither advantage nor loss mask."""
     whole, _ = estimated({"estimator": {"name": name}}, *CUT)
     config = {"estimator": {"name": name}, "shaping_by_domain": {"default": {"mask_truncated": True}}}
     batch, metrics = estimated(config, *CUT)
@@ -138,7 +138,7 @@ def test_masked_truncated_samples_stay_in_the_statistics_and_leave_the_loss(name
 
 
 def test_masked_truncated_samples_get_no_gradient_from_any_term() -> None:
-    """Neither of the policy loss nor of KL or entropy; their own domain's setting decides."""
+    """Policy loss, KL and entropy give none; the sample's own domain decides."""
     config = {
         "shaping": {"mask_truncated": True},
         "kl": {"location": "loss", "kind": "k3", "coefficient": 0.1},
@@ -212,7 +212,7 @@ def test_gdpo_reads_the_verifiers_parts(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_process_rewards_reach_the_estimators_that_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """token_values with NaN where there is no step end; environment tokens are left out."""
+    """token_values are NaN if there is no step end; environment tokens are left out."""
     nan = float("nan")
     samples = [
         sample(1, 0, 1.0, length=4, token_values=[1.0, 9.0, nan, 0.0]),
@@ -233,7 +233,7 @@ def test_process_rewards_reach_the_estimators_that_keep_them(monkeypatch: pytest
 
 
 def test_a_return_is_not_added_to_the_rewards_that_it_is_the_sum_of() -> None:
-    """Of three samples two are sums of their turns' rewards, one has an outcome beside them."""
+    """Two of three samples sum up rewards of turns; the third has an outcome as well."""
     nan = float("nan")
     samples = [
         sample(1, 0, 1.5, token_values=[0.5, nan, 1.0], is_return=True),
@@ -270,12 +270,10 @@ WHITENED = [{}, {"whiten": "tokens"}]
 @pytest.mark.parametrize("whitening", WHITENED)
 @pytest.mark.parametrize("name", sorted(OUTCOME_ESTIMATORS - {"gdpo"}))
 def test_a_row_a_sample_gives_what_a_row_a_token_does(name, whitening, monkeypatch) -> None:
-    """A KL of zero in the reward makes rewards those of tokens; ragged samples, some without a reward or a token."""
+    """A KL of 0 in the reward makes rewards per token; ragged samples, some without a reward or a token."""
     rows: list[int] = []
     estimator = ESTIMATORS[name]
-    monkeypatch.setitem(
-        ESTIMATORS, name, lambda r, section: rows.append(len(r.mask)) or estimator(r, section)
-    )
+    monkeypatch.setitem(ESTIMATORS, name, lambda r, s: rows.append(len(r.mask)) or estimator(r, s))
     rng, samples = np.random.default_rng(1), []
     for prompt, index in np.ndindex(6, 4):
         value, domain = (0.0, 0.0, 0.3, 1.0, None)[rng.integers(5)], "code" if prompt % 2 else "maths"
@@ -287,9 +285,9 @@ def test_a_row_a_sample_gives_what_a_row_a_token_does(name, whitening, monkeypat
     by_token, theirs = estimated(config | zero, *samples, old_logprobs=zeros, ref_logprobs=zeros)
     assert rows == [by_sample.num_samples, by_sample.num_tokens]
     assert np.array_equal(by_sample.loss_mask, by_token.loss_mask)
-    found, expected = (batch.arrays["advantages"] for batch in (by_sample, by_token))
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-15)
-    assert found.any() and ours == pytest.approx({n: theirs[n] for n in ours}, abs=1e-12)
+    actual, expected = (batch.arrays["advantages"] for batch in (by_sample, by_token))
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-15)
+    assert actual.any() and ours == pytest.approx({n: theirs[n] for n in ours}, abs=1e-12)
 
 
 def test_bad_input() -> None:

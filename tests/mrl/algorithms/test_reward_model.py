@@ -1,4 +1,4 @@
-"""The loss of reward models against the values of TRL's own trainer, and that no microbatch matters."""
+"""The loss of reward models against TRL's own trainer; microbatches do not matter."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def section(**settings: Any) -> ObjectiveSection:
     ],
 )
 def test_the_loss_is_that_of_trls_trainer(settings: dict[str, Any], margin: Tensor, expected: float) -> None:
-    """The three pairs are those whose loss, margin, centring term and metrics the trainer told (TRL f2cd577)."""
+    """Loss, margin, centring term and metrics of the three pairs come from the trainer (TRL f2cd577)."""
     scores = torch.stack([CHOSEN, REJECTED], 1).reshape(-1)
     loss, metrics = one_token_each(settings, scores, margin=margin.repeat_interleave(2))
     assert loss.item() == pytest.approx(expected, abs=1e-6)
     assert metrics["preference/margin_mean"].item() == pytest.approx(-1 / 3)
-    assert metrics["preference/accuracy"].item() == pytest.approx(0.5)  # TRL's 1/3: its ties are wrong
+    assert metrics["preference/accuracy"].item() == pytest.approx(0.5)  # TRL's 1/3: it counts ties as losses
 
 
 def one_token_each(
     settings: dict[str, Any], scores: Tensor, **known: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and metrics of responses of one token; `scores` [2P], chosen and rejected in turn."""
+    """Return loss and metrics of one-token responses; `scores` [2P], chosen and rejected in turn."""
     side = np.tile([1.0, 0.0], len(scores) // 2)
     values = {"side": side, "margin": 0 * side, "probability": np.ones_like(side)}
     values |= {name: value.numpy() for name, value in known.items()}
@@ -63,7 +63,7 @@ def one_token_each(
 @pytest.mark.parametrize("probability", [0.3, 0.8, 1.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_soft_labels_and_smoothing_end_overconfidence(probability: float, smoothing: float) -> None:
-    """The gradient is 0 where the difference is the log-odds of what the label says; certain labels have no such place."""
+    """The gradient is 0 at the log-odds of the label's probability; certain labels have no such point."""
     believed = (1 - smoothing) * probability + smoothing * (1 - probability)
     if believed == 1.0:
         return
@@ -96,7 +96,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_shares_of_single_pairs_add_up_to_the_whole(settings: dict[str, Any]) -> None:
-    """Loss, gradient and metrics of one microbatch are the sums of those of one pair each."""
+    """Loss, gradient and metrics of a microbatch are the sums over its single pairs."""
     objective, generator = RewardModelObjective(section(**settings)), np.random.default_rng(0)
     values = torch.from_numpy(generator.normal(size=LENGTHS.sum()))
     mask = torch.from_numpy(np.concatenate([np.arange(n) == n - 1 for n in LENGTHS]))
@@ -108,11 +108,11 @@ def test_shares_of_single_pairs_add_up_to_the_whole(settings: dict[str, Any]) ->
     score_sum = float(values[mask].sum())
 
     def share(samples: np.ndarray) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        own = torch.from_numpy(np.isin(np.repeat(np.arange(6), LENGTHS), samples))
-        part = values[own].clone().requires_grad_()
+        selected = torch.from_numpy(np.isin(np.repeat(np.arange(6), LENGTHS), samples))
+        part = values[selected].clone().requires_grad_()
         loss, metrics = objective(
             values=part,
-            arrays={"loss_mask": mask[own]},
+            arrays={"loss_mask": mask[selected]},
             segments=Segments.of(LENGTHS[samples], values={n: v[samples] for n, v in known.items()}),
             denominators={"num_rows": 3.5, "score_sum": score_sum},
         )

@@ -1,4 +1,4 @@
-"""The waits of a run against their deadlines: what ends a run is an error of its plan, what comes near is a warning."""
+"""A run's waits against their deadlines: one beyond it is an error of the plan, one near it a warning."""
 
 import functools
 
@@ -16,8 +16,8 @@ def estimate(*words: str, recipe: str = "qwen3_30b_a3b") -> Estimate:
     return Estimate(load([CONFIGS / f"{recipe}.yaml"], words), load_hardware("8x80gb"))
 
 
-def wait(found: Estimate, name: str) -> Wait:
-    return next(each for each in found.waits if each.name == name)
+def wait(plan: Estimate, name: str) -> Wait:
+    return next(entry for entry in plan.waits if entry.name == name)
 
 
 def test_a_round_in_bfloat16_outlasts_its_deadline_and_one_in_float8_does_not() -> None:
@@ -47,7 +47,7 @@ def test_each_wait_near_its_deadline_is_a_warning_that_names_the_setting(words, 
 
 
 def test_rounds_lengthen_the_step_and_no_wait() -> None:
-    """Each round has the phase's deadline for itself, as mrl/loops/collect.py waits."""
+    """Each round has the phase's deadline to itself, as mrl/loops/collect.py waits."""
     one, six = (estimate(f"algorithm.filter.max_rounds={rounds}") for rounds in (1, 6))
     assert one.waits == six.waits and one.seconds == six.seconds
     assert (most_rounds(one.config), most_rounds(six.config)) == (1, 6)
@@ -56,13 +56,13 @@ def test_rounds_lengthen_the_step_and_no_wait() -> None:
 
 
 def test_a_run_that_never_saves_waits_for_no_checkpoint() -> None:
-    found = estimate("loop.checkpoint.every_steps=0", "loop.checkpoint.at_end=false")
-    assert [each.name for each in found.waits if "checkpoint" in each.name] == []
-    assert [moment.name for moment in found.host] == ["engines serve"]
+    plan = estimate("loop.checkpoint.every_steps=0", "loop.checkpoint.at_end=false")
+    assert [entry.name for entry in plan.waits if "checkpoint" in entry.name] == []
+    assert [moment.name for moment in plan.host] == ["engines serve"]
 
 
 def test_the_reference_is_waited_for_with_the_pass_that_it_is_beside() -> None:
-    """That for old log-probs, or the only update; in a call of its own where it takes the routes of the first."""
+    """It runs in the pass for old log-probs or the only update; separately if it takes their routes."""
     kl = "algorithm.kl={location: loss, kind: k3, coefficient: 0.01}"
     of = functools.partial(estimate, recipe="qwen3_235b_a22b")
     one = ("algorithm.minibatches=1", "algorithm.epochs=1")
@@ -73,9 +73,9 @@ def test_the_reference_is_waited_for_with_the_pass_that_it_is_beside() -> None:
     apart = of("algorithm.minibatches=2", kl, "routing.replay=trainer")
     assert wait(apart, "one pass for log-probs") == wait(plain, "one pass for log-probs")
     alone, updated = of(*one), of(*one, kl)
-    assert "one pass for log-probs" not in {each.name for each in updated.waits}
-    more = wait(updated, "one update").seconds - wait(alone, "one update").seconds
-    assert more == pytest.approx(updated.seconds["log_probs"])
+    assert "one pass for log-probs" not in {entry.name for entry in updated.waits}
+    extra = wait(updated, "one update").seconds - wait(alone, "one update").seconds
+    assert extra == pytest.approx(updated.seconds["log_probs"])
     assert updated.seconds["log_probs"] < apart.seconds["log_probs"] / 2
 
 
@@ -85,6 +85,6 @@ def test_teachers_are_waited_for_with_the_update_that_takes_their_distributions(
         estimate(*words),
         estimate(*words, "algorithm.distillation={teachers: {default: /teacher}}"),
     )
-    assert "one pass for log-probs" not in {each.name for each in taught.waits}
-    more = wait(taught, "one update").seconds - wait(alone, "one update").seconds
-    assert more == pytest.approx(taught.seconds["log_probs"]) and more > 0
+    assert "one pass for log-probs" not in {entry.name for entry in taught.waits}
+    extra = wait(taught, "one update").seconds - wait(alone, "one update").seconds
+    assert extra == pytest.approx(taught.seconds["log_probs"]) and extra > 0

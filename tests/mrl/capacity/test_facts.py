@@ -1,4 +1,4 @@
-"""Parameter counts against the published configurations and an independent count by transformers' own models."""
+"""Parameter counts against the published configurations and transformers' own models."""
 
 import json
 import math
@@ -22,8 +22,8 @@ from mrl.models.rope import rope_settings
 from mrl.prepare.new_model import ensure_model
 
 PUBLISHED = {
-    # Elements in the published safetensors, without those of multi-token-prediction layers and of models of images;
-    # correction biases counted. Qwen3.5's are of the sizes that transformers has as defaults (configs/models/README.md).
+    # Elements of the published safetensors without draft layers and image models, with correction biases.
+    # Qwen3.5 has the sizes that are transformers' defaults (configs/models/README.md).
     "Qwen3-30B-A3B": (30_532_122_624, 3_353_032_704),
     "Qwen3-235B-A22B": (235_093_634_560, 22_190_763_520),
     "Qwen3-Next-80B-A3B-Instruct": (79_674_391_296, 3_874_929_408),
@@ -99,7 +99,7 @@ def test_a_new_model_needs_no_folder() -> None:
 
 @pytest.mark.parametrize("family", get_args(NewModelSection.model_fields["family"].annotation))
 def test_a_new_model_is_planned_as_it_will_be_made(family: str, tmp_path: Path) -> None:
-    """All that the made folder's config.json says, and nothing that a run of it would refuse."""
+    """The plan uses all of the made folder's config.json, and a run would refuse none of it."""
     folder, rows = tmp_path / "model", tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "What is 1 + 2?", "answer": "3"}\n')
     model = ModelSection.model_validate({"path": str(folder), "new": {**TINY, "family": family}})
@@ -132,7 +132,7 @@ def test_hardware_by_name_and_by_file(tmp_path) -> None:
 
 
 def test_operations_of_a_training_token_are_palms() -> None:
-    """6 N + 12 L H Q T with half of the pairs (arXiv 2204.02311, appendix B); N: what a token meets, the lookup not."""
+    """6 N + 12 L H Q T with half of the pairs (arXiv 2204.02311, app. B); N: parameters, no lookup."""
     facts, length = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), 4096
     parameters = PUBLISHED["Qwen3-30B-A3B"][1] - 151936 * 2048
     layers, heads, width = 48, 32, 128
@@ -142,7 +142,7 @@ def test_operations_of_a_training_token_are_palms() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_operations_agree_with_those_torch_counts(tied: bool) -> None:
-    """torch counts products only, and all pairs; norms are the rest."""
+    """torch counts only products, and all pairs; norms are the difference."""
     import transformers
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -1,4 +1,4 @@
-"""Memory formulas: known cases worked by hand, Megatron's padding, pipeline schedules, the events of a step."""
+"""Memory formulas: cases by hand, Megatron's padding, pipeline schedules, the events of a step."""
 
 import dataclasses
 import pickle
@@ -31,7 +31,7 @@ def training(**layout: int) -> TrainingSection:
 
 
 def test_qwen3_235b_on_64_gpus_is_the_designs_example() -> None:
-    """59 GB rollout weights and 7.6 GB trainer weights fit 80 GB; 15 GB gradients and 44 GB of optimizer state do not."""
+    """80 GB fit 59 GB rollout and 7.6 GB trainer weights, not 15 GB gradients and 44 GB optimizer state."""
     facts = find_facts(ModelSection(path="weights/Qwen3-235B-A22B"))
     stages = stage_memory(facts, training(tp=4, pp=8, dp=2, ep=8))
     worst = max(stages, key=lambda stage: stage.weights)
@@ -43,7 +43,7 @@ def test_qwen3_235b_on_64_gpus_is_the_designs_example() -> None:
 
 
 def test_dp_ranks_share_experts_and_copy_the_rest() -> None:
-    """DeepSeek-V3: the latent cache is the same on every rank of tp, and of a rank's own requests with dp."""
+    """DeepSeek-V3: each rank of tp has the whole latent cache; with dp, only that of its own requests."""
     facts, hardware = find_facts(ModelSection(path="weights/DeepSeek-V3")), load_hardware("8x141gb")
     alike = {
         "expert_parallel": True,
@@ -55,8 +55,8 @@ def test_dp_ranks_share_experts_and_copy_the_rest() -> None:
         engine_memory(facts, RolloutSection.model_validate({axis: 32, **alike}), hardware)
         for axis in ("tp", "dp")
     )
-    rest = facts.parameters_total - facts.parameters_routed
-    assert dp.weights == pytest.approx(2 * (facts.parameters_routed / 32 + rest), rel=0.01)
+    remaining = facts.parameters_total - facts.parameters_routed
+    assert dp.weights == pytest.approx(2 * (facts.parameters_routed / 32 + remaining), rel=0.01)
     assert dp.weights > tp.weights and dp.derived == 32 * tp.derived
     assert tp.kv_bytes_per_token == dp.kv_bytes_per_token == 61 * 576 * 2
     assert 32 * dp.kv_cache_tokens > 10 * tp.kv_cache_tokens
@@ -72,7 +72,7 @@ def test_bfloat16_moments_halve_the_optimizer() -> None:
 
 
 def test_state_in_the_hosts_memory_is_not_on_the_device() -> None:
-    """Of 44 GB of optimizer state: half, all, and what comes at a time."""
+    """Half or all of the 44 GB of optimizer state, and the piece that is loaded at a time."""
     hardware, words = load_hardware("8x80gb"), ["training.optimizer.moments_dtype=float32"]
     whole, half, none = (
         Estimate(
@@ -108,8 +108,8 @@ def test_parameters_of_all_ranks_are_the_model_and_its_replicas() -> None:
     layers, tp = facts.num_layers, 2
     replicated = layers * (2 * 2048 + 2 * 128 + 128 * 2048) + 2048
     routed = facts.parameters_routed
-    rest = facts.parameters_total - routed - replicated
-    assert held == routed // 4 + rest // tp + replicated
+    remaining = facts.parameters_total - routed - replicated
+    assert held == routed // 4 + remaining // tp + replicated
 
 
 def test_buffers_are_padded_like_megatrons() -> None:
@@ -144,13 +144,13 @@ def test_recompute_saves_activations_in_order() -> None:
             facts, section, section.layout.sizes(), stage=0, tokens=8192, num_microbatches=4
         ).kept
     assert kept["full"] < kept["selective"] < kept["off"]
-    # One hidden state per layer, split over tp; the final norm's input and deviations; hidden states gathered once.
+    # One hidden state per layer, split over tp; the final norm's input and deviations; one gathered state.
     hidden = 8192 // 4 * 2048 * 2
     assert kept["full"] == 48 * hidden + hidden + 8192 // 4 * 4 + 4 * hidden
 
 
 def test_fused_layers_keep_half_of_an_experts_inner_width() -> None:
-    """Both halves and the product in place of those, the activation and its input, and the product twice."""
+    """Both halves and the product replace those, the activation and its input, and a second product."""
     facts, kept = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), {}
     for spec in ("local", "auto"):
         section = training(tp=4, dp=2, ep=8).model_copy(update={"spec": spec})
@@ -164,7 +164,7 @@ def test_fused_layers_keep_half_of_an_experts_inner_width() -> None:
 def test_layers_without_fusions_take_longer() -> None:
     words, hardware = ["training.spec=local"], load_hardware("8x80gb")
     fused, local = (
-        Estimate(load([CONFIGS / "qwen3_30b_a3b.yaml"], each), hardware).seconds for each in ([], words)
+        Estimate(load([CONFIGS / "qwen3_30b_a3b.yaml"], changes), hardware).seconds for changes in ([], words)
     )
     assert local["update"] == pytest.approx(fused["update"] / hardware.local_efficiency)
     assert local["generate"] == fused["generate"]
@@ -245,7 +245,7 @@ SLOT = SlotMemory(
 
 
 def test_events_hold_exactly_their_parts() -> None:
-    """Each part is a power of two: a total says which parts are in it."""
+    """Each part is a power of two, so that a total shows which parts it contains."""
     hardware = load_hardware("8x80gb").model_copy(
         update={"trainer_process_bytes": 4096, "engine_process_bytes": 8192}
     )
@@ -284,8 +284,8 @@ def test_a_critic_is_the_backbone_with_one_number_a_token() -> None:
 def test_ppo_counts_its_critic_on_every_rank() -> None:
     words = ["training.layout.dp=4", "algorithm.estimator.name=gae", "critic.optimizer.moments_dtype="]
     plain, ppo, wide = (
-        Estimate(load([CONFIGS / "qwen3_30b_a3b.yaml"], more), load_hardware("8x141gb"))
-        for more in (words[:1], [*words[:2], words[2] + "bfloat16"], [*words[:2], words[2] + "float32"])
+        Estimate(load([CONFIGS / "qwen3_30b_a3b.yaml"], changes), load_hardware("8x141gb"))
+        for changes in (words[:1], [*words[:2], words[2] + "bfloat16"], [*words[:2], words[2] + "float32"])
     )
     for before, after in zip(plain.stages, ppo.stages, strict=True):
         assert before.critic.total == 0
@@ -306,7 +306,7 @@ def test_an_engine_that_never_sleeps_is_in_every_event() -> None:
 
 
 def test_what_a_step_moves_through_the_object_store_is_counted_by_its_arrays() -> None:
-    """A batch with all that PPO with a custom loss adds; then the routes of the 94 layers of Qwen3-235B, 8 numbers each."""
+    """A batch with all of PPO with a custom loss; then Qwen3-235B's routes: 94 layers, 8 numbers each."""
     names = (
         "rollout_logprobs", "age", "old_logprobs", "ref_logprobs", "advantages", "returns",
         "values", "scores",
@@ -317,8 +317,8 @@ def test_what_a_step_moves_through_the_object_store_is_counted_by_its_arrays() -
     assert 0.95 * TOKEN_BYTES < size < 1.05 * TOKEN_BYTES
     hardware, words = load_hardware("8x80gb"), ["routing.replay=engine"]
     plain, routed, ahead = (
-        Estimate(load([CONFIGS / "qwen3_235b_a22b.yaml"], more), hardware)
-        for more in ([], words, [*words, "loop.schedule=stream", "stream.max_staleness=3"])
+        Estimate(load([CONFIGS / "qwen3_235b_a22b.yaml"], changes), hardware)
+        for changes in ([], words, [*words, "loop.schedule=stream", "stream.max_staleness=3"])
     )
     tokens, nodes = plain.work.tokens, plain.config.num_slots // 8
     assert plain.object_store_bytes == pytest.approx(tokens * (TOKEN_BYTES + RESULT_BYTES), abs=2)

@@ -1,4 +1,4 @@
-"""The plan's categories against torch storages of real ranks: weights, gradients, optimizer state, activations."""
+"""The plan's categories against torch storages of real ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def section(layout: dict[str, int], recompute: str, dtype: str) -> TrainingSecti
 def measure(
     rank: int, world_size: int, port: int, folder: Path, training: TrainingSection, role: Role = "policy"
 ) -> dict[str, int]:
-    """Bytes of unique storages of this rank during one update of a single microbatch."""
+    """Return the bytes of this rank's unique storages during an update of one microbatch."""
     model_section = ModelSection(path=str(folder), max_length=TOKENS)
     worker = scenarios.worker_of(rank, world_size, port, model_section, training)
     if role == "critic":
@@ -87,18 +87,17 @@ def squared_values(*, values: Any, denominators: dict[str, float], **_: Any) -> 
 
 
 def optimizer_tensors(model: Any) -> list[Any]:
-    """Master weights and moments of this rank."""
-    found = []
+    tensors = []
     for part in model.optimizer.parts():
         for group in part.optimizer.param_groups:
             for parameter in group["params"]:
                 state = part.optimizer.state[parameter].values()
-                found += [parameter, *(v for v in state if torch.is_tensor(v))]
-    return found
+                tensors += [parameter, *(v for v in state if torch.is_tensor(v))]
+    return tensors
 
 
 def storages(tensors: Any) -> dict[int, int]:
-    """Address -> bytes of the tensors' storages."""
+    """Return address -> bytes of the tensors' storages."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
 
 
@@ -126,20 +125,18 @@ def batch(seed: int) -> TrainBatch:
     ids=["ep2-off-bf16", "tp2ep2-off-fp32", "ep2-selective-fp32", "pp2-full-fp32", "cp2ep2-off-fp32"],
 )
 def test_every_category_is_within_five_per_cent(layout, recompute, dtype, tmp_path) -> None:
-    """Sums over ranks: a plan takes experts as evenly loaded, a real router is not."""
+    """Sum over ranks: a plan assumes evenly loaded experts, which a real router does not give."""
     folder = write_model(tmp_path / "model", **SHAPE)
     training = section(layout, recompute, dtype)
     facts, sizes = find_facts(ModelSection(path=str(folder))), training.layout.sizes()
     stages = stage_memory(facts, training)
     planned = {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0}
     for rank in range(sizes.world_size):
-        stage = sizes.coordinates(rank).pp
-        kept = activations(
-            facts, training, sizes, stage=stage, tokens=TOKENS, num_microbatches=1, fused=False
-        )
-        planned["weights"] += stages[stage].weights
-        planned["gradients"] += stages[stage].gradients
-        planned["optimizer"] += stages[stage].optimizer
+        pp = sizes.coordinates(rank).pp
+        kept = activations(facts, training, sizes, stage=pp, tokens=TOKENS, num_microbatches=1, fused=False)
+        planned["weights"] += stages[pp].weights
+        planned["gradients"] += stages[pp].gradients
+        planned["optimizer"] += stages[pp].optimizer
         planned["activations"] += kept.kept
     ranks = run_ranks(measure, sizes.world_size, folder, training)
     real = {name: sum(rank[name] for rank in ranks) for name in planned}

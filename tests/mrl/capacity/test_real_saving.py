@@ -20,7 +20,6 @@ pytestmark = pytest.mark.integration
 
 
 def save(rank: int, world_size: int, port: int, folder: Path, training: TrainingSection) -> None:
-    """Saves a worker that took no step."""
     worker = scenarios.worker_of(
         rank, world_size, port, ModelSection(path=str(folder), max_length=64), training
     )

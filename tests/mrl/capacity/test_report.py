@@ -18,7 +18,7 @@ def report(*words: str, hardware: str = "8x80gb"):
 
 
 def test_each_pool_has_its_own_memory() -> None:
-    """Engines on slots of their own: neither side's slot holds anything of the other's, and nothing is off-loaded."""
+    """With engine slots, neither side's slot contains anything of the other's, and nothing is off-loaded."""
     shown = report("training.layout.dp=4", "rollout.tp=2", "launch.engine_slots=8")
     pools = shown.estimate
     trainer = [event.parts for event in pools.timeline if event.name.startswith("trainer slot, ")]
@@ -42,11 +42,11 @@ def test_what_does_not_fit_names_its_pool() -> None:
 
 
 def test_a_pass_for_old_log_probs_is_counted_where_it_is_made() -> None:
-    one, asked, several = (
+    one, recomputed, several = (
         report(f"algorithm.minibatches={count}", f"algorithm.old_logprobs={kind}").estimate.seconds
         for count, kind in ((1, "auto"), (1, "recomputed"), (4, "auto"))
     )
-    assert one["log_probs"] == 0 < asked["log_probs"] == several["log_probs"]
+    assert one["log_probs"] == 0 < recomputed["log_probs"] == several["log_probs"]
 
 
 @pytest.mark.parametrize(("rollout_tp", "fits"), [(2, True), (1, False)])
@@ -87,10 +87,9 @@ def test_too_little_memory_is_an_error_with_a_way_out() -> None:
          "experts (128) are not divisible by rollout.tp (expert_parallel) = 3"),
         (("rollout.tp=4", "rollout.expert_parallel=false", "rollout.quantization=fp8_block"),
          "must begin on a block of 128; lower rollout.tp"),
-        (
-            ("rollout.tp=8", "launch.slots_per_node=6"),
-            "engine 0 would have 6 + 2 of its tp ranks on nodes [0, 1], which must share them equally; choose a rollout.tp",
-        ),
+        (("rollout.tp=8", "launch.slots_per_node=6"),
+         "engine 0 would have 6 + 2 of its tp ranks on nodes [0, 1], which must share them equally; "
+         "choose a rollout.tp"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...], message: str) -> None:
@@ -115,10 +114,9 @@ def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...
         (("rollout.quantization=fp8_block", "training.layout.ep=2", "training.layout.etp=4"),
          "cuts tensors inside blocks of 128"),
         (("training.layout.tp=16",), "spans nodes of 8"),
-        (
-            ("rollout.tp=16", "training.layout.dp=4"),
-            "tp ranks of an engine are on 2 nodes, and the two all-reduces of each layer (48 x 2 of 2048 numbers per token) cross",
-        ),
+        (("rollout.tp=16", "training.layout.dp=4"),
+         "tp ranks of an engine are on 2 nodes, and the two all-reduces of each layer "
+         "(48 x 2 of 2048 numbers per token) cross"),
         (("training.router_aux_loss=0.001",), "works against the reward"),
         (("training.layout.pp=4", "training.layout.dp=4", "training.layout.ep=16", "rollout.tp=8"),
          "rail misalignment"),
@@ -140,7 +138,7 @@ def test_host_memory_that_is_too_small_is_an_error() -> None:
 
 
 def test_what_a_sleeping_engine_keeps_can_be_given_back() -> None:
-    """The settings that are proposed are fields of vLLM's EngineArgs that nothing else decides."""
+    """The proposed settings are fields of vLLM's EngineArgs that nothing else decides."""
     small = load_hardware("8x80gb").model_copy(update={"engine_process_bytes": 40 * 10**9})
     (line,) = (
         text
@@ -161,7 +159,7 @@ def test_the_recipes_layout_stays_on_its_rails() -> None:
 
 @pytest.mark.parametrize("word", ["training.layout.tp=128", "rollout.gpu_memory_utilization=0.99"])
 def test_a_script_sees_what_does_not_fit(word, capsys) -> None:
-    """A layout that a run refuses and memory that is too small alike, by the exit code, with the whole answer printed."""
+    """A refused layout and too little memory both set the exit code, and the whole answer is printed."""
     assert main(["plan", str(QWEN_30B), word]) == 1
     assert "verdict   it does NOT fit: " in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""What a plan asks of a few ranks and layers holds for all of them."""
+"""A plan checks a few ranks and layers, and its answer applies to all of them."""
 
 import json
 import random
@@ -20,20 +20,20 @@ LAYERS = 4
 
 
 def published(name: str) -> dict[str, object]:
-    """A published configuration with its first layers alone."""
+    """Return a published configuration with only its first layers."""
     hf = language_model(json.loads((CONFIGS / "models" / name / "config.json").read_text()))
     types = {"layer_types": hf["layer_types"][:LAYERS]} if "layer_types" in hf else {}
     return hf | {"num_hidden_layers": LAYERS} | types
 
 
 def layouts(seed: int) -> list[Layout]:
-    """Layouts of up to 96 ranks, many of which no model takes."""
-    draw, found = random.Random(seed), []
-    while len(found) < 6:
+    """Return layouts of up to 96 ranks, many of which no model accepts."""
+    draw, result = random.Random(seed), []
+    while len(result) < 6:
         tp, pp, cp, dp = (draw.choice(sizes) for sizes in ((1, 2, 3, 4), (1, 2, 3), (1, 2), (1, 2, 4)))
         ep = draw.choice([e for e in range(1, tp * cp * dp + 1) if tp * cp * dp % e == 0])
-        found.append(Layout(tp=tp, pp=pp, cp=cp, dp=dp, ep=ep))
-    return found
+        result.append(Layout(tp=tp, pp=pp, cp=cp, dp=dp, ep=ep))
+    return result
 
 
 def refusal_of_any_rank(hf: dict[str, object], layout: Layout) -> list[str]:
@@ -57,7 +57,7 @@ def test_the_first_rank_of_each_stage_speaks_for_all() -> None:
 
 
 def cuts_a_block(hf: dict[str, object], layout: Layout) -> bool:
-    """By the manifests of all engine ranks with all their layers."""
+    """Check the manifests of all engine ranks with all their layers."""
     try:
         quantised.manifests(engine_manifests.engine_rank_manifests(hf, layout), "fp8_block")
     except WeightSyncError:

@@ -17,18 +17,18 @@ def estimate(*words: str, recipe: str = "qwen3_30b_a3b") -> Estimate:
 
 
 def test_a_checkpoint_is_fourteen_bytes_a_parameter_and_an_export_two() -> None:
-    found = estimate()
-    assert found.saving.num_bytes == 14 * QWEN
-    assert found.saving.node_bytes == 14 * QWEN
-    assert found.exporting.num_bytes == 2 * QWEN
-    assert found.exporting.host_bytes == 5_000_000_000
+    plan = estimate()
+    assert plan.saving.num_bytes == 14 * QWEN
+    assert plan.saving.node_bytes == 14 * QWEN
+    assert plan.exporting.num_bytes == 2 * QWEN
+    assert plan.exporting.host_bytes == 5_000_000_000
     turned = (
         128 * 2880 * 5760
     )  # a layer's gate and up projections, which gpt-oss's folder has the other way round
     assert estimate(recipe="gpt_oss_120b").exporting.host_bytes == 5_000_000_000 + 2 * turned
-    rate = found.hardware.storage_bytes_per_second
-    assert found.saving.seconds == 14 * QWEN / rate
-    assert found.exporting.seconds == 2 * 2 * QWEN / rate
+    rate = plan.hardware.storage_bytes_per_second
+    assert plan.saving.seconds == 14 * QWEN / rate
+    assert plan.exporting.seconds == 2 * 2 * QWEN / rate
     assert estimate("training.dtype=float32").saving.num_bytes == 16 * QWEN
 
 
@@ -42,24 +42,24 @@ BESIDE = "loop.checkpoint.async_save=true"
 
 
 def test_a_save_beside_training_copies_what_a_node_writes() -> None:
-    """One node, no replica of an expert: all of the checkpoint; at once, nothing but a tensor."""
+    """One node, no replica of an expert: the whole checkpoint; without overlap only a tensor."""
     assert estimate(WIDE).saving.host_bytes == 0
-    found = estimate(WIDE, BESIDE)
-    assert found.saving.host_bytes == found.saving.node_bytes == 14 * QWEN
-    save = next(moment for moment in found.host if moment.name == "save")
-    assert save.parts["copied state"] == found.saving.host_bytes
+    plan = estimate(WIDE, BESIDE)
+    assert plan.saving.host_bytes == plan.saving.node_bytes == 14 * QWEN
+    save = next(moment for moment in plan.host if moment.name == "save")
+    assert save.parts["copied state"] == plan.saving.host_bytes
     assert save.parts.keys() == {"off-loaded", "object store", "copied state"}
     assert save.total == sum(save.parts.values())
 
 
 def test_narrow_moments_are_copied_as_float32() -> None:
-    found = estimate("training.optimizer.moments_dtype=bfloat16")
-    held = found.stages[0].policy.parameters
-    assert found.saving.host_bytes == 8 * held * 12
+    plan = estimate("training.optimizer.moments_dtype=bfloat16")
+    held = plan.stages[0].policy.parameters
+    assert plan.saving.host_bytes == 8 * held * 12
 
 
 def test_a_node_that_cannot_copy_is_an_error_that_names_the_moment() -> None:
-    """What is off-loaded fits by itself; the copies of a save beside training do not."""
+    """The off-loaded state fits by itself, but not with the copies of a save during training."""
     hardware = load_hardware("8x80gb")
     kept = next(m for m in estimate(WIDE).host if m.name == "engines serve").total
     small = hardware.model_copy(update={"host_memory_bytes": kept + 100_000_000_000})
@@ -72,5 +72,5 @@ def test_a_node_that_cannot_copy_is_an_error_that_names_the_moment() -> None:
 
 @pytest.mark.parametrize("every", [0, 10])
 def test_an_export_beside_the_run_takes_host_memory(every: int) -> None:
-    found = estimate("loop.checkpoint.every_steps=10", f"export.every_steps={every}")
-    assert all(("export" in moment.parts) == bool(every) for moment in found.host)
+    plan = estimate("loop.checkpoint.every_steps=10", f"export.every_steps={every}")
+    assert all(("export" in moment.parts) == bool(every) for moment in plan.host)

@@ -76,25 +76,24 @@ def test_bytes_are_the_planners(hf: dict, layout: Layout, tp: int, experts_whole
 def test_bytes_of_engines_with_dp_ranks_are_the_planners(hf: dict, layout: Layout, dp: int, tp: int) -> None:
     facts, rollout = ModelSize(hf, "test"), RolloutSection(dp=dp, tp=tp, expert_parallel=True)
     for own_slots in (0, 3 * dp * tp):
-        found = check(facts, rollout, layout, own_slots=own_slots)
+        result = check(facts, rollout, layout, own_slots=own_slots)
         engine = engine_manifests.engine_rank_manifests(
             hf, Layout(tp=tp, dp=dp, ep=dp * tp), dtype=rollout.dtype
         )
         need = [manifest.num_bytes for manifest in engine]
         first = layout.world_size if own_slots else 0
-        assert found.need[first:] == need * (len(found.need[first:]) // len(need))
+        assert result.need[first:] == need * (len(result.need[first:]) // len(need))
 
 
 @pytest.mark.parametrize(("layout", "tp", "experts_whole"), LAYOUTS)
 @pytest.mark.parametrize("engines", [1, 3])
 def test_bytes_between_pools_are_the_planners(layout, tp, experts_whole, engines) -> None:
     rollout = RolloutSection(tp=tp, expert_parallel=experts_whole)
-    found = check(ModelSize(QWEN, "test"), rollout, layout, own_slots=engines * tp)
-    assert sum(found.local) == 0 and found.need[: layout.world_size] == [0] * layout.world_size
+    result = check(ModelSize(QWEN, "test"), rollout, layout, own_slots=engines * tp)
+    assert sum(result.local) == 0 and result.need[: layout.world_size] == [0] * layout.world_size
 
 
 def check(facts: ModelSize, rollout: RolloutSection, layout: Layout, own_slots: int = 0) -> Traffic:
-    """The closed formulas against the plan."""
     closed = traffic(facts, rollout, layout, gpus_per_node=4, own_slots=own_slots)
     planned = planned_traffic(facts, rollout, layout, gpus_per_node=4, own_slots=own_slots)
     assert closed.need == planned.need
@@ -102,7 +101,7 @@ def check(facts: ModelSize, rollout: RolloutSection, layout: Layout, own_slots: 
     assert closed.node_in == planned.node_in
     assert closed.network_in == planned.network_in
     assert closed.off_rail == planned.off_rail
-    # Which of several equally near holders sends is the planner's choice: totals agree, single senders may differ.
+    # The planner chooses among equally near senders: totals agree, single senders may differ.
     assert sum(closed.node_out) == sum(planned.node_out) == sum(closed.node_in)
     assert sum(closed.network_out) == sum(planned.network_out) == sum(closed.network_in)
     return closed
@@ -137,7 +136,7 @@ def test_cut_query_groups_ask_the_planner() -> None:
 
 
 def test_a_known_case_by_hand() -> None:
-    """Two slots, EP2 in training, two engines of one rank: each lacks the other half of the experts and nothing else."""
+    """Two slots, EP2, two engines of one rank: each lacks the other half of the experts and nothing else."""
     facts = ModelSize(QWEN, "test")
     moved = traffic(facts, RolloutSection(tp=1), Layout(dp=2, ep=2), gpus_per_node=2)
     experts = facts.parameters_routed * 2

@@ -1,4 +1,4 @@
-"""What the ranks of the adapter tests do. Functions of a module, so that spawned ranks can find them."""
+"""Code that the ranks of the adapter tests run, in a module so that spawned ranks can import it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny_models import random_batch
 def life(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str, changes: dict[str, Any]
 ) -> dict[str, Any]:
-    """The policy and its reference before and after two updates, a checkpoint, an export, and two updates more."""
+    """Run two updates, save and export, then two more updates; return policy and reference at each stage."""
     at = worker(rank, world, port, folder, layout, **changes)
     result: dict[str, Any] = {"loaded": digest_parameters(at.policy), "held": held(at)}
     result["samples"], shard = shard_of(random_batch(10, seed=1), at)
@@ -46,7 +46,7 @@ def life(
 def resumed(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], path: str, changes: dict[str, Any]
 ) -> dict[str, Any]:
-    """A fresh worker that goes on from the checkpoint."""
+    """Resume a fresh worker from the checkpoint and train two more steps."""
     at = worker(rank, world, port, folder, layout, **changes)
     extra = at.load_checkpoint(path)
     digest = digest_parameters(at.policy)
@@ -54,7 +54,7 @@ def resumed(
 
 
 def held(at: MegatronWorker) -> dict[str, int]:
-    """Bytes of this rank's weights, gradients and optimizer state (float32: the moments alone)."""
+    """Return the bytes of this rank's weights, gradients and optimizer state (float32: moments only)."""
     at.policy.optimizer.prime()
     moments = [
         value
@@ -74,8 +74,7 @@ def held(at: MegatronWorker) -> dict[str, int]:
 def restricted_step(
     rank: int, world: int, port: int, folder: str, out: str, lora: LoraSection, dtype: str, recompute: str
 ) -> float:
-    """The largest difference between gradients of A and B and those that the full model's gradient has for them, in
-    units of the largest of each; adapters and full model are two models of one rank, with equal weights."""
+    """Return the largest relative error of the gradients of A and B against those from the full model."""
     at = worker(rank, world, port, folder, {}, lora=lora, dtype=dtype, recompute=recompute)
     train(at, 2)
     export(at, Path(out, "merged"))
@@ -92,18 +91,12 @@ def restricted_step(
 
 def _differences(adapted: TrainedModel, full: TrainedModel) -> list[float]:
     weights: Any = full.chunks.models[0].weights()
-    found = []
+    differences = []
     for pair in adapted.chunks.models[0].pairs:
-        slabs, gradient = pair.adapter.num_pairs, weights[pair.adapter.parameter].main_grad
-        parts = (
-            gradient,
-            pair.a.detach().float(),
-            pair.b.detach().float(),
-            pair.a.main_grad,
-            pair.b.main_grad,
-        )
+        slabs, grad = pair.adapter.num_pairs, weights[pair.adapter.parameter].main_grad
+        parts = (grad, pair.a.detach().float(), pair.b.detach().float(), pair.a.main_grad, pair.b.main_grad)
         for dw, a, b, da, db in zip(*(part.chunk(slabs) for part in parts), strict=True):
             for ours, theirs in ((da, pair.scale * b.t() @ dw), (db, pair.scale * dw @ a.t())):
                 assert theirs.abs().max() > 0 or not ours.abs().max()
-                found.append(float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-20)))
-    return found
+                differences.append(float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-20)))
+    return differences

@@ -1,4 +1,4 @@
-"""One rank's results, made once for all tests of this folder."""
+"""One rank's results, computed once for all tests of this folder."""
 
 import pytest
 

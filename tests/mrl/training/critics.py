@@ -1,4 +1,4 @@
-"""What the ranks of the critic's tests do."""
+"""Code that the ranks of the critic's tests run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SECTION = CriticSection(optimizer=CriticOptimizerSection(lr=1e-3, clip_grad=0.0)
 
 
 def head_weight(numbers: int = 1) -> torch.Tensor:
-    """[numbers, D] a value head that is not 0, so that gradients reach the backbone."""
+    """Return a nonzero value head [numbers, D], so that gradients reach the backbone."""
     return torch.randn(numbers, COMMON["hidden_size"], generator=torch.Generator().manual_seed(5)) / 4
 
 
 def batch_with_returns() -> TrainBatch:
-    """Returns in [0, 1) and old values of 0; ten samples of uneven length, some with a prompt of one token."""
+    """Return ten uneven samples, some with one-token prompts, returns in [0, 1) and old values of 0."""
     batch = random_batch(10, seed=1)
     returns = np.random.default_rng(2).random(batch.num_tokens).astype(np.float32)
     return batch.with_arrays(returns=returns, values=np.zeros_like(returns))
@@ -43,7 +43,7 @@ def with_critic(*arguments: Any, head: torch.Tensor | None) -> MegatronWorker:
 
 
 def set_head(model: TrainedModel, head: torch.Tensor | None = None) -> None:
-    """Puts a value head, by default head_weight(), in the place of the one of zeros."""
+    """Set the model's value head, by default to head_weight()."""
     for chunk in model.chunks.models:
         for name, parameter in chunk.named_parameters():
             if name == HEAD:
@@ -69,7 +69,7 @@ def update(at: MegatronWorker, steps: int) -> list[dict[str, float]]:
 
 
 def values_and_updates(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> Any:
-    """Values, two updates, values again; the policy's parameters are left alone, and the critic's by the policy."""
+    """Compute values, update twice, compute them again; policy and critic must not touch each other."""
     at = with_critic(rank, world, port, folder, layout, head=head_weight())
     mine, shard = shard_of(batch_with_returns(), at)
     policy, before = digest_parameters(at.policy), at.forward(shard, PassOptions(role="critic"))
@@ -94,7 +94,7 @@ def values_and_updates(rank: int, world: int, port: int, folder: str, layout: di
 def save_and_resume(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
 ) -> dict[str, Any]:
-    """A fresh head, a step of both, a save, another critic step; then back to the save and the same step again."""
+    """Step policy and critic with a fresh head, save, step the critic; restore and repeat that step."""
     at = with_critic(rank, world, port, folder, layout, head=None)
     fresh = at.forward(shard_of(batch_with_returns(), at)[1], PassOptions(role="critic"))
     train(at, 1)

@@ -1,4 +1,4 @@
-"""What the ranks of test_distillation do. Functions of a module, so that spawned ranks can find them."""
+"""Code that the ranks of test_distillation run, in a module so that spawned ranks can import it."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from tests.tiny_models import random_batch
 def divergence_on_ranks(
     rank: int, world: int, port: int, inputs: tuple[Tensor, ...], kinds: list[tuple[Any, float]], vocab: int
 ) -> list[tuple[Tensor, ...]]:
-    """(divergences, this rank's part of the gradient by hidden, the gradient by its rows of the weight) of each kind."""
+    """Return divergences and this rank's gradients by hidden and by its weight rows, for each kind."""
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    found = []
+    results = []
     for kind, share in kinds:
         hidden, weight, taught, head, scale = inputs
         hidden = hidden.clone().requires_grad_(True)
-        own = weight.chunk(world)[rank].clone().requires_grad_(True)
+        shard = weight.chunk(world)[rank].clone().requires_grad_(True)
         theirs, among = head.chunk(world)[rank], Vocabulary(vocab, 0.6, 5, dist.group.WORLD, rank)
-        values = divergence(hidden, own, taught, theirs, kind=kind, share=share, vocabulary=among)
-        found.append((values.detach(), *torch.autograd.grad((values * scale).sum(), (hidden, own))))
+        values = divergence(hidden, shard, taught, theirs, kind=kind, share=share, vocabulary=among)
+        results.append((values.detach(), *torch.autograd.grad((values * scale).sum(), (hidden, shard))))
     dist.destroy_process_group()
-    return found
+    return results
 
 
 def exact_step(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], section: DistillationSection
 ) -> dict[str, float]:
-    """Metrics of one update by teachers alone; of each three samples, one is the first's, one the second's, one nobody's."""
+    """Return an update's metrics from teachers alone; samples take none, the first and the second in turn."""
     at = worker(rank, world, port, folder, layout)
     for path in section.folders:
         at.add_teacher(path)
     batch = random_batch(10, seed=1)
     batch = batch.with_arrays(advantages=np.zeros(batch.num_tokens, np.float32))
     batch = dataclasses.replace(batch, samples={TEACHER: np.arange(10) % 3 - 1})
-    config = AlgorithmSection(aggregation={"mode": "token_mean"}, distillation=section)  # type: ignore[arg-type]
+    config = AlgorithmSection(aggregation={"mode": "token_mean"}, distillation=section)  # type: ignore
     _, shard = shard_of(batch, at)
     return at.update(
         shard,

@@ -1,4 +1,4 @@
-"""What every layout must agree on: with one rank, with transformers, and with the folder it was loaded from."""
+"""Checks that every layout has to pass: against one rank, transformers, and the loaded folder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ CORRECTION = "e_score_correction_bias"
 """How the name of a router's correction bias ends in a folder."""
 
 BOUNDS = (5e-6, 5e-5)
-"""Of the metrics of two updates, relative. Gradient norms of tens: a few parts in a million are the rounding of float32
-sums; and Adam's first step is near lr x sign(gradient), whose sign is rounding where a gradient is nearly 0."""
+"""Relative bounds of the metrics of two updates: float32 sums round, and Adam's first step, which is near
+lr x sign(gradient), turns the rounding of near-zero gradients into a sign."""
 DELTA_NETS = 2
-"""Times these bounds where a model has delta nets, whose own rounding is larger: 5.8e-5 seen, and 4 of 3,072 elements."""
+"""Factor on these bounds for models with delta nets, which round more: 5.8e-5 seen, 4 of 3,072 elements."""
 
 
 def name_of(layout: dict[str, int]) -> str:
@@ -32,10 +32,10 @@ def name_of(layout: dict[str, int]) -> str:
 
 
 def check_forward(results: list[dict[str, Any]], folder: Path) -> None:
-    """Every sample's log-probs and entropies are those of transformers to 1e-5, and come from exactly one rank.
+    """Check log-probs and entropies against transformers' to 1e-5, each sample from exactly one rank.
 
-    Delta nets amplify rounding, by how much depends on the machine's kernels, and most in few tokens: there the reference is in
-    float64, the error's root mean square is at most twice that of transformers' own float32, and a token's at most 16 times that."""
+    Delta nets amplify rounding, depending on the machine's kernels and mostly in few tokens. Their reference
+    is float64: the RMS error is at most twice that of transformers' float32, a token's at most 16 times."""
     batch = random_batch(10, seed=1)
     logprobs, entropy = reference_logprobs(folder, batch, temperature=scenarios.TEMPERATURE)
     bound, rounding = 1e-5, None
@@ -46,10 +46,10 @@ def check_forward(results: list[dict[str, Any]], folder: Path) -> None:
         )
         rounding = _root_mean_square(rounded - logprobs)
         bound = max(bound, 16 * rounding)
-    found = [result for result in results if result["arrays"] is not None]
-    assert sorted(np.concatenate([r["samples"] for r in found]).tolist()) == list(range(10))
+    outputs = [result for result in results if result["arrays"] is not None]
+    assert sorted(np.concatenate([r["samples"] for r in outputs]).tolist()) == list(range(10))
     gaps = []
-    for result in found:
+    for result in outputs:
         spans = [np.arange(batch.cu_seqlens[i], batch.cu_seqlens[i + 1]) for i in result["samples"]]
         index = np.concatenate(spans)
         np.testing.assert_allclose(result["arrays"]["logprobs"], logprobs[index], atol=bound)
@@ -70,7 +70,7 @@ def check_layout(
     stand_ins: Path | None = None,
     **changes: Any,
 ) -> list[dict[str, Any]]:
-    """Against one rank's results; returns those of the layout's ranks."""
+    """Compare a layout with one rank's results; return the results of the layout's ranks."""
     world = LayoutSection(**layout).world_size
     arguments = str(folder), layout, str(out), changes
     results = run_ranks(scenarios.forward_update_export, world, *arguments, stand_ins=stand_ins)
@@ -89,7 +89,7 @@ def check_layout(
 
 
 def require_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], *, slack: int = 1) -> None:
-    """Weights after Adam's first steps, which are near lr x sign(gradient): where a gradient is nearly 0 its sign is rounding."""
+    """Check weights after Adam's first steps; the sign of a near-zero gradient, so its step, is rounding."""
     for name, expected in theirs.items():
         far = ((ours[name] - expected).abs() >= 1e-5).sum()
         assert far <= max(1, slack * expected.numel() // 1000), (
@@ -100,7 +100,7 @@ def require_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]
 def check_family(
     family: str, layout: dict[str, int], one_rank_of: OneRank, out: Path, **changes: Any
 ) -> None:
-    """check_layout, and the routers: the margins are those of one rank, correction biases stay as they are."""
+    """Check the layout, that router margins match one rank's, and that correction biases stay unchanged."""
     folder, expected = one_rank_of.of(family)
     results = check_layout(layout, folder, expected, out, **changes)
     for result in results:
@@ -110,12 +110,12 @@ def check_family(
     before, after = (load_file(f / "model.safetensors") for f in (folder, out / "trained"))
     biases = [name for name in before if name.endswith(CORRECTION)]
     assert bool(biases) == bool(family_of(json.loads((folder / "config.json").read_text())).correction)
-    for bias in biases:  # frozen, and float32 whatever the weights are
+    for bias in biases:  # frozen, and always float32
         assert before[bias].any() and torch.equal(before[bias], after[bias]), bias
 
 
 class OneRank:
-    """A family's folder, and what one rank computes from it; made when first asked for."""
+    """A family's folder and one rank's results from it; computed on first use."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

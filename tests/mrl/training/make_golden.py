@@ -1,6 +1,6 @@
-"""Makes the golden checkpoint of the present format: `python -m tests.mrl.training.make_golden`.
+"""Write the golden checkpoint of the current format: `python -m tests.mrl.training.make_golden`.
 
-Run once for every new checkpoint_folder.VERSION, so that later programs are tested on what this one wrote.
+Run it once for every new checkpoint_folder.VERSION, so that later programs are tested on these files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHAPE: dict[str, Any] = {
 
 
 def write(rank: int, world: int, port: int, model: str, out: str) -> dict[str, Any]:
-    """Two steps, a save, and what the next two steps are."""
+    """Train two steps, save, and return the results of the next two."""
     at = worker(rank, world, port, model, {})
     train(at, 2)
     at.save_checkpoint(out, EXTRA)

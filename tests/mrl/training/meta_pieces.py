@@ -1,6 +1,6 @@
-"""What a rank makes for a microbatch, piece by piece, on "meta": passes, kernels, objectives, routes, adapters.
+"""Pieces of a rank's work on a microbatch, on "meta": passes, kernels, objectives, routes, adapters.
 
-Each piece is a function without arguments, run inside OnMeta, in a table of those in which the host may wait once or never.
+Each is a function without arguments, run inside OnMeta; tables separate those that may make the host wait.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ VOCAB, CHUNK, WINDOW = 2000, 4096, 128
 LONGEST = 4096
 BATCH = random_batch(6, seed=1, longest=LONGEST)
 MOST = 2 * BATCH.num_tokens * HEADS * WIDTH
-"""Of the elements of one tensor: a few times what a layer has of all tokens, and fewer than all pairs of a long segment, or all logits."""
+"""Limit on one tensor's elements: above a layer's activations, below a segment's pairs and all logits."""
 MOST_PREPARED = 2 * BATCH.num_tokens * WIDTH
-"""The same before there are heads, for all microbatches of a pass at once."""
+"""The same limit before heads exist, for all microbatches of a pass at once."""
 assert min(int(BATCH.lengths().max()) ** 2, BATCH.num_tokens * VOCAB) > MOST
 LAYOUTS = {
     "local": (Layout(), LayerChoice(False), 0),
     "window": (Layout(), LayerChoice(False), WINDOW),
     "transformer engine": (Layout(tp=2, cp=4), LayerChoice(True), 0),
 }
-"""Layout, layers and window of a rank; our own attention has masks over all pairs with context parallelism, and is for CPUs there."""
+"""Layout, layers and window of a rank; with context parallelism our own attention masks all pairs (CPU)."""
 
 
 ROTARY = RotaryTable(Rope(1e4, WIDTH), max_length=2 * LONGEST, dtype=torch.bfloat16, device=META)
@@ -80,13 +80,13 @@ def made(*shape: int, dtype: torch.dtype = torch.bfloat16, trained: bool = True)
 
 
 def once[M: torch.nn.Module](make: Callable[[], M]) -> M:
-    """A module, whose parameters are made long before a microbatch."""
+    """Build a module outside the mode, as its parameters exist long before a microbatch."""
     with _disable_current_modes():
         return make().to(META)
 
 
 def passes(layout: Layout, choice: LayerChoice, window: int, *, has_value_head: bool = False) -> Passes:
-    """Those of rank 0 with an output layer, as far as they ask no process group that is not stood in for."""
+    """Return rank 0's passes with an output layer and stand-ins for their process groups."""
     head, of_values = made(VOCAB, HIDDEN), made(HIDDEN, dtype=torch.float32)
     last = types.SimpleNamespace(head_weight=lambda: head, values=lambda hidden: hidden.float() @ of_values)
     rank = object.__new__(Passes)
@@ -100,7 +100,7 @@ def passes(layout: Layout, choice: LayerChoice, window: int, *, has_value_head: 
         has_value_head=has_value_head,
         config=types.SimpleNamespace(moe_aux_loss_coeff=0.0),
     )
-    rank._training = types.SimpleNamespace(logprob_chunk_tokens=CHUNK, router_aux_loss=1e-3)  # type: ignore[assignment]
+    rank._training = types.SimpleNamespace(logprob_chunk_tokens=CHUNK, router_aux_loss=1e-3)  # type: ignore
     rank._head = object.__new__(OutputLayer)
     rank._head._chunks, rank._head._layout, rank._head._chunk_tokens = rank._chunks, layout, CHUNK
     rank._head._tp_group, rank._head._cp_group = types.SimpleNamespace(rank=lambda: 0), None
@@ -118,7 +118,7 @@ def prepared(rank: Passes, batch: TrainBatch) -> DeviceMicrobatch:
 
 
 def read(batch: TrainBatch = BATCH) -> TrainBatch:
-    """With all that an objective may read of tokens and samples."""
+    """Return the batch with every array that an objective may read."""
     tokens = ("old_logprobs", "rollout_logprobs", "ref_logprobs", "returns", "values", "scores")
     random = np.random.default_rng(0)
     arrays = {name: random.normal(size=batch.num_tokens).astype(np.float32) for name in tokens}
@@ -144,7 +144,7 @@ ROWS = {"num_rows": 3.0, "kto_z": 0.5, "num_chosen": 3.0, "num_rejected": 3.0, "
 def objective_step(
     objective: Callable[..., Any], *, taught: Any = None, has_value_head: bool = False
 ) -> None:
-    """The loss of a microbatch, from hidden states, and its backward pass."""
+    """Run the loss of a microbatch from hidden states, and its backward pass."""
     rank, batch = passes(*LAYOUTS["local"], has_value_head=has_value_head), read()
     item = prepared(rank, batch)
     kept: list[dict[str, Tensor]] = []
@@ -161,12 +161,11 @@ def prepare(name: str) -> None:
 
 
 def context_parallel_outputs() -> None:
-    """Of a rank that has some of the tokens."""
     layout, choice, window = LAYOUTS["transformer engine"]
     rank = passes(Layout(cp=layout.cp), choice, window)
     item = prepared(rank, BATCH)
-    found = rank._head.outputs(item, made(item.tokens.shape[1], 1, HIDDEN), 0.7)
-    found["logprobs"].sum().backward()
+    outputs = rank._head.outputs(item, made(item.tokens.shape[1], 1, HIDDEN), 0.7)
+    outputs["logprobs"].sum().backward()
 
 
 def attention(window: int, *, sinks: bool) -> None:
@@ -175,7 +174,7 @@ def attention(window: int, *, sinks: bool) -> None:
     assert packed.buckets is not None
     count = BATCH.num_tokens
     query, key, value = (made(count, heads, WIDTH) for heads in (HEADS, GROUPS, GROUPS))
-    turned = [rotate(each, packed.cos, packed.sin) for each in (query, key)]
+    turned = [rotate(tensor, packed.cos, packed.sin) for tensor in (query, key)]
     rotate_pairs(query, packed.cos, packed.sin)
     extra = made(HEADS) if sinks else None
     packed_attention(
@@ -184,7 +183,7 @@ def attention(window: int, *, sinks: bool) -> None:
 
 
 def masked_attention() -> None:
-    """Of a context-parallel rank, whose masks hold all pairs: short segments here."""
+    """Attend as a context-parallel rank, whose masks cover all pairs: short segments here."""
     lengths, cp = padded(np.array([100, 7]), 2), 2
     buckets = segment_buckets(lengths, dtype=torch.bfloat16, device=META, cp=cp, window=WINDOW)
     count = int(lengths.sum())
@@ -194,7 +193,7 @@ def masked_attention() -> None:
 
 
 def no_correction() -> None:
-    """Which objectives leave out."""
+    """Compute the weights of no correction, which objectives skip."""
     mask = torch.empty(9, dtype=torch.bool, device=META)
     tokens: Any = types.SimpleNamespace(mask=mask, old_logprobs=made(9))
     correction_weights.weights(NoCorrection(), tokens, made(9))
@@ -297,7 +296,7 @@ def given_routes() -> None:
 
 
 def adapter() -> None:
-    """Two experts' pairs: merged, and their part of the weight's gradient."""
+    """Merge two experts' pairs and compute their part of the weight's gradient."""
     halves = [
         Half(types.SimpleNamespace(shape=shape, pieces=()), {}, True, (0, 0, 0))  # type: ignore[arg-type]
         for shape in ((8, HIDDEN), (64, 4))
@@ -312,13 +311,13 @@ def adapter() -> None:
 
 
 def lessons(section: DistillationSection, *, split: bool) -> None:
-    """A teacher's pass, and the policy's loss by what it left."""
+    """Run a teacher's pass, and the policy's loss from its targets."""
     rank = passes(*LAYOUTS["local"])
-    rank._run = lambda items, keep, **options: [keep(items[0], made(items[0].tokens.shape[1], 1, HIDDEN))]  # type: ignore[method-assign]
+    rank._run = lambda items, keep, **options: [keep(items[0], made(items[0].tokens.shape[1], 1, HIDDEN))]
     rank._prepare = lambda batch, all_tokens: [prepared(rank, batch)]  # type: ignore[method-assign]
     vocabulary = Vocabulary(VOCAB - 1, 0.7, CHUNK, types.SimpleNamespace() if split else None)
-    own = np.arange(BATCH.num_samples - 1)
-    lesson = rank.lesson(read(), own)
+    positions = np.arange(BATCH.num_samples - 1)
+    lesson = rank.lesson(read(), positions)
     assert lesson is not None
     item = prepared(rank, read())
     states = made(len(item.own_index), HIDDEN)
@@ -344,8 +343,8 @@ def _policies() -> Iterator[tuple[str, Mapping[str, Any]]]:
     for kind in kl.KINDS:
         section = {"location": "loss", "kind": kind, "coefficient": 0.1, "unbiased": True}
         yield f"kl {kind}", {"kl": section, "entropy": {"coefficient": 0.1}}
-    for mode, more in (("token_mean", {}), ("sequence_mean", {}), ("constant", {"length": 8})):
-        yield f"aggregation {mode}", {"aggregation": {"mode": mode} | more, "old_logprobs": "rollout"}
+    for mode, extra in (("token_mean", {}), ("sequence_mean", {}), ("constant", {"length": 8})):
+        yield f"aggregation {mode}", {"aggregation": {"mode": mode} | extra, "old_logprobs": "rollout"}
 
 
 def _tuned() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -365,19 +364,14 @@ def _tuned() -> Iterator[tuple[str, Callable[[], None]]]:
             lambda section=section: objective_step(RewardModelObjective(section), has_value_head=True),
         )
     for by in (False, True):
-        objective = functools.partial(cross_entropy, by_sequence=by)
-        yield (
-            f"tune sft {'sequences' if by else 'tokens'}",
-            lambda objective=objective: objective_step(objective),
-        )
+        sft = functools.partial(cross_entropy, by_sequence=by)
+        yield (f"tune sft {'sequences' if by else 'tokens'}", lambda sft=sft: objective_step(sft))
 
 
 def _lessons() -> Iterator[tuple[str, Callable[[], None]]]:
-    for divergence, split in itertools.product(("reverse", "forward", "jsd"), (False, True)):
-        section = DistillationSection.model_validate(
-            {"teachers": {"default": "one"}, "divergence": divergence}
-        )
-        name = f"lessons {divergence}{' split' if split else ''}"
+    for kind, split in itertools.product(("reverse", "forward", "jsd"), (False, True)):
+        section = DistillationSection.model_validate({"teachers": {"default": "one"}, "divergence": kind})
+        name = f"lessons {kind}{' split' if split else ''}"
         yield name, lambda section=section, split=split: lessons(section, split=split)
 
 

@@ -1,4 +1,4 @@
-"""Pairs for the tests of a step, the layouts that it runs in, and what is compared."""
+"""Pairs for the step tests, their layouts, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ Steps = list[dict[str, float]]
 
 
 def pairs(count: int = 9) -> list[TuneRow]:
-    """Random pairs of uneven length."""
     rng, rows = np.random.default_rng(0), []
     for number in range(count):
         prompt = rng.integers(0, VOCAB, rng.integers(1, 9))
@@ -31,7 +30,7 @@ def pairs(count: int = 9) -> list[TuneRow]:
 
 
 def scored_pairs() -> tuple[TuneRow, ...]:
-    """Pairs of uneven length, some with a margin or a soft label, as a reward model takes them."""
+    """Return uneven pairs for a reward model, some with a margin or a soft label."""
     labels = (PairLabel(), PairLabel(margin=0.4), PairLabel(probability=0.7))
     plain = [dataclasses.replace(row, label=labels[n % 3]) for n, row in enumerate(pairs())]
     return reward_model_rows(TuneRows(tuple(plain), None, "")).rows
@@ -46,18 +45,17 @@ def name(value: dict[str, int] | int) -> str:
     return name_of(value) if isinstance(value, dict) else str(value)
 
 
-def told_of(found: Mapping[int, Sequence[float] | np.ndarray]) -> dict[str, float]:
-    """What row_logprobs() or row_scores() found, by row, side and head."""
-    return {f"{n}.{i}": float(x) for n, each in found.items() for i, x in enumerate(np.ravel(each))}
+def told_of(values: Mapping[int, Sequence[float] | np.ndarray]) -> dict[str, float]:
+    """Return the results of row_logprobs() or row_scores() by row, side and head."""
+    return {f"{n}.{i}": float(x) for n, row in values.items() for i, x in enumerate(np.ravel(row))}
 
 
-def compare(told: Steps, wanted: Steps) -> None:
-    """What a rank told of its rows and then of each step, with what one rank told. How tokens are spread over experts counts each
-    microbatch's padding."""
-    for ours, theirs in zip(told, wanted, strict=True):
+def compare(steps: Steps, wanted: Steps) -> None:
+    """Check row results and step metrics against one rank's, except moe/, which counts padding."""
+    for ours, theirs in zip(steps, wanted, strict=True):
         assert ours.get("grad_norm", 0.0) == pytest.approx(theirs.get("grad_norm", 0.0), rel=5e-6)
         ours, theirs = (
-            {n: v for n, v in each.items() if n != "grad_norm" and not n.startswith("moe/")}
-            for each in (ours, theirs)
+            {n: v for n, v in metrics.items() if n != "grad_norm" and not n.startswith("moe/")}
+            for metrics in (ours, theirs)
         )
         assert ours == pytest.approx(theirs, rel=2e-6, abs=2e-6)

@@ -1,4 +1,4 @@
-"""What ranks do that replay routes. Functions of a module, so that spawned ranks can find them."""
+"""Code that ranks run to replay routes, in a module so that spawned ranks can import it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ EXPERTS = 8
 
 
 def random_routes(batch: TrainBatch, *, layers: int, topk: int) -> np.ndarray:
-    """[N, layers, topk] different experts at random, which no router would choose."""
+    """Return random distinct experts [N, layers, topk], which no router would choose."""
     rng = np.random.default_rng(3)
     return rng.random((batch.num_tokens, layers, EXPERTS)).argsort(axis=2)[..., :topk].astype(np.uint8)
 
 
 def with_routes(batch: TrainBatch, block: np.ndarray) -> TrainBatch:
-    """The batch with the rows of its positions; each sample's in two pieces."""
+    """Return the batch with these routes, each sample's in two pieces."""
     bounds = zip(batch.cu_seqlens[:-1].tolist(), (batch.cu_seqlens[1:] - 1).tolist(), strict=True)
     routes = tuple(
         Routes((RouteRows(block, start, start + 1), RouteRows(block[start + 1 :], 0, stop - start - 1)))
@@ -37,7 +37,7 @@ def with_routes(batch: TrainBatch, block: np.ndarray) -> TrainBatch:
 def record_and_replay(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], changes: dict[str, Any]
 ) -> dict[str, Any]:
-    """The routes of a pass; then passes and an update that are given random ones."""
+    """Record a pass's routes; then run passes and an update with random ones."""
     at = worker(rank, world, port, folder, layout, replays=True, **changes)
     config = at.policy.chunks.config
     pattern = config.moe_layer_freq
@@ -47,21 +47,20 @@ def record_and_replay(
     mine, shard = shard_of(given, at)
     plain = dataclasses.replace(shard, routes=None)
     at.snapshot_reference()
-    found = {
+    result = {
         "samples": mine,
         "recorded": at.forward(plain, PassOptions(temperature=TEMPERATURE, record_routes=True)),
         "given": at.forward(shard, PassOptions(temperature=TEMPERATURE)),
         "reference": at.forward(shard, PassOptions(role="reference", temperature=TEMPERATURE)),
     }
     count = {"num_tokens": int(batch.loss_mask.sum())}
-    found["metrics"] = at.update(shard, cross_entropy, count, PassOptions(temperature=TEMPERATURE))
-    found["after"] = at.forward(shard, PassOptions(temperature=TEMPERATURE))
-    return found
+    result["metrics"] = at.update(shard, cross_entropy, count, PassOptions(temperature=TEMPERATURE))
+    result["after"] = at.forward(shard, PassOptions(temperature=TEMPERATURE))
+    return result
 
 
 def replay_own(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> dict[str, Any]:
-    """What one rank computes with the choices it made itself, before and after an update without them; and how it answers
-    routes that are not whole."""
+    """Replay a rank's own choices in a pass and a gradient; collect the errors of incomplete routes."""
     at = worker(rank, world, port, folder, layout, replays=True)
     batch = random_batch(10, seed=1)
     first = at.forward(batch, PassOptions(record_routes=True))
@@ -70,7 +69,7 @@ def replay_own(rank: int, world: int, port: int, folder: str, layout: dict[str, 
     count = {"num_tokens": int(batch.loss_mask.sum())}
     again = at.forward(given)
     plain = at.accumulate(batch, cross_entropy, count)[0]
-    own = at.accumulate(given, cross_entropy, count)[0]
+    replayed = at.accumulate(given, cross_entropy, count)[0]
     assert given.routes is not None
     short, missing = list(given.routes), list(given.routes)
     short[3] = dataclasses.replace(short[3], pieces=short[3].pieces[:1])
@@ -81,7 +80,7 @@ def replay_own(rank: int, world: int, port: int, folder: str, layout: dict[str, 
             at.forward(dataclasses.replace(batch, routes=tuple(routes)))
         except MrlError as error:
             errors.append(str(error))
-    return {"first": first, "again": again, "plain": plain, "own": own, "errors": errors}
+    return {"first": first, "again": again, "plain": plain, "own": replayed, "errors": errors}
 
 
 def gaps(
@@ -93,17 +92,16 @@ def gaps(
     batch: TrainBatch,
     changes: dict[str, Any],
 ) -> dict[str, Any] | None:
-    """|trainer - engine log-prob| of the trained tokens where the batch's routes are taken and where they are not, the same
-    with their signs, and an update's metrics; of the rank that has them."""
+    """Return |trainer - engine log-prob| with and without replay, signed too, and an update's metrics."""
     at = worker(rank, world, port, folder, layout, replays=True, max_length=256, **changes)
-    taken, own = at.forward(batch), at.forward(dataclasses.replace(batch, routes=None))
+    taken, plain = at.forward(batch), at.forward(dataclasses.replace(batch, routes=None))
     count = {"num_tokens": int(batch.loss_mask.sum())}
     metrics = at.update(batch, cross_entropy, count)
-    if taken is None or own is None:
+    if taken is None or plain is None:
         return None
     engine = batch.arrays["rollout_logprobs"]
     signed = {
         name: (arrays["logprobs"] - engine)[batch.loss_mask]
-        for name, arrays in (("taken", taken), ("own", own))
+        for name, arrays in (("taken", taken), ("own", plain))
     }
     return {name: np.abs(gap) for name, gap in signed.items()} | {"signed": signed, "metrics": metrics}

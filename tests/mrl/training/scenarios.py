@@ -1,4 +1,4 @@
-"""What the ranks of the worker tests do. Functions of a module, so that spawned ranks can find them."""
+"""Code that the ranks of the worker tests run, in a module so that spawned ranks can import it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def worker(
     has_value_head: bool = False,
     **changes: Any,
 ) -> MegatronWorker:
-    """A worker of a tiny model in float32 with small microbatches, unless changed."""
+    """Return a worker of a tiny float32 model with small microbatches, unless changed."""
     fields: dict[str, Any] = {
         "layout": LayoutSection(**layout),
         "dtype": "float32",
@@ -71,7 +71,7 @@ def worker_of(
 
 
 def shard_of(batch: TrainBatch, at: MegatronWorker) -> tuple[np.ndarray, TrainBatch]:
-    """Sample positions and sub-batch of this rank's data-parallel place; uneven on purpose."""
+    """Return this data-parallel rank's sample positions and sub-batch; uneven on purpose."""
     dp = at.layout.dp
     if dp == 1:
         mine = np.arange(batch.num_samples)
@@ -82,13 +82,13 @@ def shard_of(batch: TrainBatch, at: MegatronWorker) -> tuple[np.ndarray, TrainBa
 
 
 def digest_parameters(model: TrainedModel) -> str:
-    """digest_boxes of what a rank holds of a model."""
+    """Return digest_boxes() of a rank's tensors of a model."""
     return digest_boxes((local, tensor) for local, tensor, _, _ in model.local_tensors())
 
 
 def digest_boxes(held: Iterable[tuple[LocalTensor, torch.Tensor]]) -> str:
-    """SHA-256 over a rank's share of the checkpoint tensors, by their names; of what is in no checkpoint, by its own."""
-    found = []
+    """Return SHA-256 over a rank's checkpoint tensors by stored name, and over others by their own name."""
+    pieces = []
     for local, tensor in held:
         boxes = [
             (
@@ -98,16 +98,16 @@ def digest_boxes(held: Iterable[tuple[LocalTensor, torch.Tensor]]) -> str:
             )
             for p in local.pieces
         ]
-        found += boxes or [(local.name, (), tensor)]
+        pieces += boxes or [(local.name, (), tensor)]
     total = hashlib.sha256()
-    for name, start, values in sorted(found, key=lambda box: box[:2]):
+    for name, start, values in sorted(pieces, key=lambda box: box[:2]):
         total.update(f"{name} {start}".encode())
         total.update(values.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 
 def digests_of_folder(folder: Path, layout: dict[str, int], *, dtype: str) -> list[str]:
-    """digest_boxes of each rank of a layout, had it loaded the folder."""
+    """Return digest_boxes() of each rank of a layout that loads the folder."""
     hf_config, places = hf_folder.read_config(folder), LayoutSection(**layout).sizes()
     family, digests = family_of(hf_config), []
     for place in places.all_coordinates():
@@ -119,17 +119,15 @@ def digests_of_folder(folder: Path, layout: dict[str, int], *, dtype: str) -> li
 
 
 def train(at: MegatronWorker, steps: int, *, seed: int = 1) -> list[dict[str, float]]:
-    """Some supervised steps on a fixed batch."""
+    """Run supervised steps on a fixed batch."""
     batch = random_batch(10, seed=seed)
-    _, shard = shard_of(batch, at)
+    _, part = shard_of(batch, at)
     count = {"num_tokens": int(batch.loss_mask.sum())}
-    return [
-        at.update(shard, cross_entropy, count, PassOptions(temperature=TEMPERATURE)) for _ in range(steps)
-    ]
+    return [at.update(part, cross_entropy, count, PassOptions(temperature=TEMPERATURE)) for _ in range(steps)]
 
 
 def export(at: MegatronWorker, out: str | Path) -> None:
-    """What the ranks hold as a Hugging Face folder, put together by rank 0 alone; the others need not wait."""
+    """Export the ranks' weights as a Hugging Face folder; rank 0 assembles it, and the others do not wait."""
     out = Path(out)
     shards = out.with_name(out.name + ".shards")
     at.save_weights(shards)
@@ -140,7 +138,7 @@ def export(at: MegatronWorker, out: str | Path) -> None:
 def forward_update_export(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str, changes: dict[str, Any]
 ) -> dict[str, Any]:
-    """Export as loaded, forward with margins, two updates, export again."""
+    """Export, forward with margins, update twice, export again."""
     at = worker(rank, world, port, folder, layout, **changes)
     export(at, Path(out, "loaded"))
     mine, shard = shard_of(random_batch(10, seed=1), at)
@@ -157,27 +155,25 @@ def forward_update_export(
 
 
 def logprobs_of(rank: int, world: int, port: int, folder: str, dtype: str, batch: TrainBatch) -> np.ndarray:
-    """[N] of one rank."""
     return worker(rank, world, port, folder, {}, dtype=dtype).forward(batch)["logprobs"]
 
 
 def kept_hidden_states(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], changes: dict[str, Any]
 ) -> list[tuple[int, ...]]:
-    """Shapes of hidden states and their gradients that are alive after an update."""
+    """Return the shapes of hidden states and their gradients that are alive after an update."""
     at = worker(rank, world, port, folder, layout, **changes)
     train(at, 1)
     gc.collect()
-    found = [x for x in gc.get_objects() if isinstance(x, torch.Tensor) and x.dim() == 3 and x.shape[1] == 1]
+    states = [x for x in gc.get_objects() if isinstance(x, torch.Tensor) and x.dim() == 3 and x.shape[1] == 1]
     size = at.policy.chunks.config.hidden_size
-    return [tuple(x.shape) for x in found if x.shape[2] == size]
+    return [tuple(x.shape) for x in states if x.shape[2] == size]
 
 
 def hand_made_routers(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int]
 ) -> dict[str, float]:
-    """Metrics of the second of two updates in one microbatch: layer 0 sends all tokens to experts 0 and 1, the others
-    spread them in turn, and all of it is computed again in the backward pass."""
+    """Return the second update's metrics; layer 0 uses experts 0 and 1, the others all; all is recomputed."""
     at = worker(rank, world, port, folder, layout, microbatch_tokens=10_000, recompute="full")
     routers = [
         m for model in at.policy.chunks.models for m in model.modules() if isinstance(m, RecordingRouter)
@@ -194,7 +190,7 @@ def _to_two(hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _in_turn(hidden: torch.Tensor) -> torch.Tensor:
-    """Token t visits experts 2t and 2t + 1, modulo 8."""
+    """Send token t to experts 2t and 2t + 1, modulo 8."""
     turns = torch.arange(hidden.shape[0]).remainder(4)
     pairs = torch.eye(4).repeat_interleave(2, dim=1)
     return pairs[turns].unsqueeze(1).expand(-1, hidden.shape[1], -1).contiguous()
@@ -203,16 +199,16 @@ def _in_turn(hidden: torch.Tensor) -> torch.Tensor:
 def load_and_export(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
 ) -> list[str]:
-    """Export as loaded; returns the warnings of loading."""
-    said = queue.SimpleQueue[logging.LogRecord]()
-    logging.getLogger("mrl").addHandler(logging.handlers.QueueHandler(said))
+    """Export a folder as loaded; return the warnings of loading."""
+    records = queue.SimpleQueue[logging.LogRecord]()
+    logging.getLogger("mrl").addHandler(logging.handlers.QueueHandler(records))
     at = worker(rank, world, port, folder, layout)
     export(at, out)
-    return [said.get().getMessage() for _ in range(said.qsize())]
+    return [records.get().getMessage() for _ in range(records.qsize())]
 
 
 def reference_role(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> dict[str, Any]:
-    """The reference stays what it was while the policy trains; the policy is unharmed by the swap."""
+    """Check that the reference stays fixed while the policy trains, and its swap leaves the policy intact."""
     at = worker(rank, world, port, folder, layout)
     _, shard = shard_of(random_batch(10, seed=1), at)
     before = at.forward(shard)
@@ -239,7 +235,7 @@ def reference_role(rank: int, world: int, port: int, folder: str, layout: dict[s
 def offload_and_reload(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], dtype: str
 ) -> dict[str, Any]:
-    """Off-loading gives the shared memory back and changes nothing that training sees."""
+    """Off-load and reload: the shared memory comes back, and training results do not change."""
     at = worker(rank, world, port, folder, layout, dtype=dtype)
     first = train(at, 1)
     digest, resident, generation = (
@@ -276,7 +272,7 @@ def save_then_go_on(
     dtype: str,
     spec: str = "auto",
 ) -> Any:
-    """Two steps, save, two more; returns the last two's metrics."""
+    """Train two steps, save, train two more; return the metrics of the last two."""
     at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec)
     train(at, 2)
     at.save_checkpoint(Path(out, "step-00000002"), {"position": 17, "seeds": np.arange(3)})
@@ -291,7 +287,7 @@ def save_then_go_on(
 def save_beside(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
 ) -> dict[str, Any]:
-    """A step after the copy changes nothing of what is saved; rank 1's fault is everybody's, at the commit."""
+    """Train during a save, which must not change it; then fail rank 1's save: every rank's commit raises."""
     at = worker(rank, world, port, folder, layout)
     train(at, 1)
     good, bad = Path(out, "good"), Path(out, "bad")
@@ -325,7 +321,6 @@ def save_beside(
 
 
 def timeouts(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> list[float]:
-    """Seconds after which a collective fails, of every process group."""
     worker(rank, world, port, folder, layout, collective_seconds=77.5)
     groups = torch.distributed.distributed_c10d._world.pg_map
     return [
@@ -335,13 +330,12 @@ def timeouts(rank: int, world: int, port: int, folder: str, layout: dict[str, in
 
 
 def first_draws(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> list[float]:
-    """What Python's, numpy's and torch's generators of a new rank draw."""
     worker(rank, world, port, folder, layout)
     return [random.random(), np.random.random(), torch.rand(1).item()]
 
 
 def memory_of_saves(rank: int, world: int, port: int, folder: str, out: str) -> dict[str, int]:
-    """Bytes by which a save, and one beside training, raise this process's peak; and those of the saved file."""
+    """Return how far a save, and one during training, raise peak memory, and the saved file's bytes."""
     at = worker(rank, world, port, folder, {})
     at.save_checkpoint(Path(out, "first"), {})  # makes the moments, and what a first save loads
     peaks = {}
@@ -356,7 +350,6 @@ def memory_of_saves(rank: int, world: int, port: int, folder: str, out: str) -> 
 
 
 def _status(field: str) -> int:
-    """Bytes of a field of this process's status."""
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(field + ":"))
     return int(line.split()[1]) * 1024
 
@@ -373,8 +366,7 @@ def resume_and_go_on(
     spec: str = "auto",
     other: str = "",
 ) -> Any:
-    """Load the checkpoint into a fresh worker (of another layout or spec, perhaps; with the weights of an `other` folder by then) and
-    make two steps."""
+    """Load a checkpoint into a fresh worker, perhaps of another layout, spec or folder; train two steps."""
     at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec)
     if other:
         at.policy.load_hf(other)
@@ -389,7 +381,7 @@ def resume_and_go_on(
 
 
 def poisoned_update(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> Any:
-    """A loss that is not finite on one rank only; a good step; nothing to train on; a rank without samples."""
+    """Update with a NaN loss on one rank; normally; with nothing to train on; with a rank without samples."""
     at = worker(rank, world, port, folder, layout)
     batch = random_batch(10, seed=1)
     _, shard = shard_of(batch, at)
@@ -415,7 +407,7 @@ def poisoned_update(rank: int, world: int, port: int, folder: str, layout: dict[
 def forward_after_export(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
 ) -> Any:
-    """Log-probs of a trained policy, exported before."""
+    """Train, export, and return the policy's log-probs."""
     at = worker(rank, world, port, folder, layout)
     train(at, 2)
     export(at, Path(out, "trained"))

@@ -1,5 +1,4 @@
-"""Dealing samples out: within the limit, no more microbatches than before, ranks that meet at each one wait little; and whatever
-the dealing, losses, gradients and log-probs are the same."""
+"""Dealing samples to ranks: limits hold, ranks wait little, and losses and gradients do not change."""
 
 from __future__ import annotations
 
@@ -37,25 +36,23 @@ LONG = SampleCost(token=1.0, pair=1 / 4000)
 )
 @settings(max_examples=150, deadline=None)
 def test_microbatches_hold_their_limit(sizes: list[int], limit: int, ranks: int, multiple: int) -> None:
-    lengths = np.asarray(sizes, np.int64)
-    rank, microbatch = assign_samples(
-        lengths, LONG(lengths), ranks=ranks, max_tokens=limit, multiple=multiple
-    )
+    tokens = np.asarray(sizes, np.int64)
+    rank, microbatch = assign_samples(tokens, LONG(tokens), ranks=ranks, max_tokens=limit, multiple=multiple)
     assert len(rank) == len(microbatch) == len(sizes)
     assert ((rank >= 0) & (rank < ranks)).all()
     for number in range(int(microbatch.max(initial=-1)) + 1):
         for place in range(ranks):
-            inside = lengths[(rank == place) & (microbatch == number)]
+            inside = tokens[(rank == place) & (microbatch == number)]
             assert len(inside) <= 1 or inside.sum() <= limit
 
 
 def tails(seed: int, count: int) -> np.ndarray:
-    """[count] tokens of samples, 50 to 30,000, with the long tail of a lognormal."""
+    """Return the tokens [count] of samples, 50 to 30,000, with a lognormal's long tail."""
     return np.minimum(np.random.default_rng(seed).lognormal(7, 1.2, count).astype(np.int64) + 50, 30_000)
 
 
 def by_tokens(lengths: np.ndarray, ranks: int, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """[B] ranks and [B] microbatches: the longest sample to the rank with fewest tokens, and each rank packs its own."""
+    """Return [B] ranks and microbatches: the longest sample to the emptiest rank, and each rank packs."""
     loads, rank, microbatch = [0] * ranks, np.zeros(len(lengths), int), np.zeros(len(lengths), int)
     for position in np.argsort(-lengths, kind="stable").tolist():
         rank[position] = loads.index(min(loads))
@@ -68,7 +65,7 @@ def by_tokens(lengths: np.ndarray, ranks: int, max_tokens: int) -> tuple[np.ndar
 
 
 def waiting_share(costs: np.ndarray, rank: np.ndarray, microbatch: np.ndarray, *, ranks: int) -> float:
-    """The share of all ranks' time that is waiting for the slowest one, where they meet at each microbatch."""
+    """Return the share of time that ranks wait for the slowest one, if they meet at each microbatch."""
     table = np.zeros((ranks, int(microbatch.max(initial=0)) + 1))
     np.add.at(table, (rank, microbatch), costs)
     whole = ranks * table.max(axis=0).sum()
@@ -77,8 +74,8 @@ def waiting_share(costs: np.ndarray, rank: np.ndarray, microbatch: np.ndarray, *
 
 @pytest.mark.parametrize(("ranks", "count", "bound"), [(2, 256, 0.03), (8, 1024, 0.06)])
 def test_ranks_wait_little_at_each_microbatch(ranks: int, count: int, bound: float) -> None:
-    """Long tails, attention that costs as much as the rest at 8,000 tokens, 32,768 tokens a microbatch; means of 20 batches."""
-    before, after, numbers = [], [], []
+    """Means of 20 batches: long tails, 32,768 tokens a microbatch, attention half the cost at 8,000."""
+    prior, after, numbers = [], [], []
     for seed in range(20):
         lengths = tails(seed, count)
         costs = LONG(lengths)
@@ -86,18 +83,15 @@ def test_ranks_wait_little_at_each_microbatch(ranks: int, count: int, bound: flo
             by_tokens(lengths, ranks, 32_768),
             assign_samples(lengths, costs, ranks=ranks, max_tokens=32_768),
         )
-        before.append(waiting_share(costs, *old, ranks=ranks))
+        prior.append(waiting_share(costs, *old, ranks=ranks))
         after.append(waiting_share(costs, *new, ranks=ranks))
         numbers.append(new[1].max() - old[1].max())
-    assert np.mean(after) < bound and np.mean(after) < 0.6 * np.mean(before), (
-        np.mean(before),
-        np.mean(after),
-    )
+    assert np.mean(after) < bound and np.mean(after) < 0.6 * np.mean(prior), (np.mean(prior), np.mean(after))
     assert max(numbers) <= 0, "more microbatches than before"
 
 
 def test_equal_sums_over_ranks_are_not_enough() -> None:
-    """Rank 0 has the long sample first, rank 1 last: each has 12, and each waits for the other."""
+    """Rank 0 has its long sample first, rank 1 last: with 12 each, they still wait for each other."""
     costs, rank, microbatch = np.array([9.0, 3, 3, 9]), np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
     assert waiting_share(costs, rank, microbatch, ranks=2) == pytest.approx(1 - 24 / 36)
     lengths = costs.astype(np.int64)
@@ -125,7 +119,7 @@ Dealing = tuple[np.ndarray, np.ndarray]
 
 
 def dealings(batch: TrainBatch, ranks: int) -> list[Dealing]:
-    """By cost; each rank's own packing of every other sample; and at random, with microbatches that some ranks have not."""
+    """Deal by cost; every other sample, packed per rank; at random, some ranks without a microbatch."""
     dealt, parts = SampleBalancer(ranks=ranks, max_tokens=64, cost=LONG)(batch)
     rank = np.zeros(batch.num_samples, np.int64)
     for number, part in enumerate(parts):
@@ -141,24 +135,24 @@ def dealings(batch: TrainBatch, ranks: int) -> list[Dealing]:
 def passes_of_dealings(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """For each dealing what forward() gives this rank's samples, and the metrics of an update that moves next to nothing."""
+    """Return for each dealing forward()'s arrays and the metrics of an update that barely moves weights."""
     still = scenarios.OptimizerSection(lr=1e-12, weight_decay=0.0)
     at = scenarios.worker(rank, world, port, folder, layout, optimizer=still)
     batch = random_batch(12, seed=1)
-    count, found = {"num_tokens": int(batch.loss_mask.sum())}, []
+    count, results = {"num_tokens": int(batch.loss_mask.sum())}, []
     for rank_of, microbatches in dealings(batch, at.layout.dp):
         mine = np.flatnonzero(rank_of == at.place.dp)
         shard = dataclasses.replace(batch, microbatches=microbatches).select(mine)
         arrays = at.forward(shard, PassOptions(temperature=scenarios.TEMPERATURE))
         metrics = at.update(shard, cross_entropy, count, PassOptions(temperature=scenarios.TEMPERATURE))
-        found.append({"mine": mine, "arrays": arrays, "metrics": metrics})
-    return found
+        results.append({"mine": mine, "arrays": arrays, "metrics": metrics})
+    return results
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("layout", [{"ep": 2, "dp": 2}], ids=["ep2-dp2"])
 def test_losses_gradients_and_logprobs_do_not_depend_on_the_dealing(layout, tmp_path) -> None:
-    """Of two ranks that share experts, against one rank that packs for itself; results lie in the samples' order."""
+    """Compare two ranks that share experts with one that packs alone; results keep the samples' order."""
     folder, batch = str(write_model(tmp_path / "moe")), random_batch(12, seed=1)
     alone = run_ranks(pass_of_one, 1, folder)[0]
     ranks = run_ranks(passes_of_dealings, 2, folder, layout)
@@ -172,7 +166,6 @@ def test_losses_gradients_and_logprobs_do_not_depend_on_the_dealing(layout, tmp_
 
 
 def pass_of_one(rank: int, world: int, port: int, folder: str) -> dict[str, Any]:
-    """The same by one rank."""
     at, batch = scenarios.worker(rank, world, port, folder, {}), random_batch(12, seed=1)
     arrays = at.forward(batch, PassOptions(temperature=scenarios.TEMPERATURE))
     count = {"num_tokens": int(batch.loss_mask.sum())}

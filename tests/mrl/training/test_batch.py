@@ -1,4 +1,4 @@
-"""Packing and dealing out: nothing lost, nothing twice, order restored."""
+"""Packing and dealing: no sample is lost or repeated, and the order is restored."""
 
 import dataclasses
 
@@ -22,15 +22,15 @@ def test_pack_puts_prompt_and_response_together_and_masks_the_prompt() -> None:
 
 
 def test_ages_lie_where_pack_puts_the_tokens() -> None:
-    """Those of an environment, of no version, have none."""
+    """Environment tokens have no version, so no staleness."""
     first, second = (
         dataclasses.replace(make_sample(0, i, num_prompt=2), policy_versions=np.full(3, 4 + i, np.int32))
         for i in range(2)
     )
     second = dataclasses.replace(second, loss_mask=np.array([True, False, True]))
     groups = [Group(Prompt(0, first.prompt_tokens, "", None), (first, second))]
-    found = staleness_of(groups, version=6)
-    assert found.tolist() == [0, 0, 2, 2, 2, 0, 0, 1, 0, 1] and found.dtype == np.float32
+    staleness = staleness_of(groups, version=6)
+    assert staleness.tolist() == [0, 0, 2, 2, 2, 0, 0, 1, 0, 1] and staleness.dtype == np.float32
 
 
 def test_a_token_is_of_the_version_that_began_its_response() -> None:
@@ -64,7 +64,7 @@ def test_every_sample_is_dealt_out_once_and_merge_restores_the_order(lengths, pa
 
 
 def test_all_samples_in_order_are_the_batch_itself() -> None:
-    """One minibatch a step copies nothing."""
+    """One minibatch per step copies nothing."""
     batch = make_batch([(1, 2), (2, 1), (1, 1)])
     (all_of_it,) = minibatches(batch, 1)
     assert batch.select(all_of_it) is batch

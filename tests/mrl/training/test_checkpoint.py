@@ -1,4 +1,4 @@
-"""Checkpoints of real ranks: exact resume, resume in another layout, damage, and many saves inside actors."""
+"""Checkpoints of real ranks: exact resume, another layout, damage, and many saves inside actors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """(folder with a checkpoint after two steps, what the ranks then did)."""
+    """Return a folder with a checkpoint after two steps, and the ranks' later results."""
     out = tmp_path_factory.mktemp("saved")
     return out, run_ranks(scenarios.save_then_go_on, 2, str(folder), SAVED, str(out), "float32")
 
@@ -53,19 +53,19 @@ def test_the_same_layout_goes_on_to_the_last_bit(folder, saved, tmp_path) -> Non
 
 
 def test_one_process_exports_what_each_rank_held(folder, saved, tmp_path) -> None:
-    """The checkpoint of two ranks is put together here, where nothing was started: every piece of every rank, byte by byte."""
+    """Assemble the checkpoint of two ranks without starting anything: every piece of every rank, bitwise."""
     out, ranks = saved
     export_folder.export_checkpoint(
         out / "step-00000002", tmp_path / "export", source=folder, dtype="float32"
     )
-    found = scenarios.digests_of_folder(tmp_path / "export", SAVED, dtype="float32")
-    assert found == [rank["digest"] for rank in ranks]
+    digests = scenarios.digests_of_folder(tmp_path / "export", SAVED, dtype="float32")
+    assert digests == [rank["digest"] for rank in ranks]
     assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2, "vpp": 2}], ids=["one", "tp2", "pp2-vpp2"])
 def test_another_layout_goes_on_with_equal_state(layout, folder, saved, tmp_path) -> None:
-    """Two more Adam steps need parameters, moments, step count and schedule: all are those of the saved run."""
+    """Two more Adam steps need parameters, moments, step count and schedule, all from the saved run."""
     out, before = saved
     after = resume(folder, layout, out / "step-00000002", tmp_path / "export")
     for ours, theirs in zip(after[0]["metrics"], before[0]["metrics"], strict=True):
@@ -104,22 +104,22 @@ def test_a_save_beside_training_holds_the_step_it_was_made_at(folder: Path, tmp_
 
 
 def test_what_generators_draw_follows_from_the_seed_and_the_rank(folder: Path) -> None:
-    """So that two runs that a user's own loss draws in are equal, and not only a run and its resume."""
+    """Two runs are then equal even if a user's loss draws random numbers."""
     first, second = (run_ranks(scenarios.first_draws, 2, str(folder), SAVED) for _ in range(2))
     assert first == second
     assert all(ours != theirs for ours, theirs in zip(*(rank[:2] for rank in first), strict=True))
 
 
 def test_every_process_group_fails_after_the_configured_time(folder: Path) -> None:
-    for found in run_ranks(scenarios.timeouts, 2, str(folder), SAVED):
-        assert len(found) > 5 and set(found) == {77.5}
+    for seconds in run_ranks(scenarios.timeouts, 2, str(folder), SAVED):
+        assert len(seconds) > 5 and set(seconds) == {77.5}
 
 
 def test_a_save_takes_the_memory_of_one_tensor_and_one_beside_training_that_of_the_state(tmp_path) -> None:
-    """The largest tensor is 1 / 35 of the state; Megatron's own form gathers all of it, and copies that."""
+    """The largest tensor is 1 / 35 of the state; Megatron's own format gathers and copies all of it."""
     model = write_model(
         tmp_path / "model", hidden_size=256, moe_intermediate_size=256, num_hidden_layers=8, num_experts=8
     )
-    (found,) = run_ranks(scenarios.memory_of_saves, 1, str(model), str(tmp_path))
-    assert found["now"] < found["file"] / 5, found
-    assert 0.8 * found["file"] < found["beside"] < 1.3 * found["file"], found
+    (sizes,) = run_ranks(scenarios.memory_of_saves, 1, str(model), str(tmp_path))
+    assert sizes["now"] < sizes["file"] / 5, sizes
+    assert 0.8 * sizes["file"] < sizes["beside"] < 1.3 * sizes["file"], sizes

@@ -1,4 +1,4 @@
-"""A checkpoint of somebody else, with digests that fit: reading it runs no code, in whichever of its files that stands."""
+"""A malicious checkpoint with matching digests: reading any of its files runs no code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.tiny_models import write_model
 
 
 class Attack:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark
@@ -37,7 +37,7 @@ class Attack:
 
 
 def renew(checkpoint: Path) -> None:
-    """The manifest says what the files are now, as if it had been written so."""
+    """Update the manifest's digests, as if the files had been written so."""
     manifest = json.loads((checkpoint / MANIFEST).read_text())
     digests = checkpoint_folder.digests(checkpoint, checkpoint_folder.file_names(checkpoint))
     (checkpoint / MANIFEST).write_text(json.dumps(manifest | {"files": digests}))
@@ -48,9 +48,9 @@ def in_index(checkpoint: Path, mark: Path) -> None:
 
 
 def in_common_state(checkpoint: Path, mark: Path) -> None:
-    """In what all ranks share, which lies between the tensors."""
+    """Put the attack into the state that all ranks share, between the tensors."""
     index = restricted_pickle.read_index(checkpoint)
-    (place,) = [each for name, each in index.storage_data.items() if name.fqn.startswith("common_state")]
+    (place,) = [entry for name, entry in index.storage_data.items() if name.fqn.startswith("common_state")]
     data = saved([Attack(mark)])
     path = checkpoint / place.relative_path
     place.offset, place.length = path.stat().st_size, len(data)
@@ -59,7 +59,7 @@ def in_common_state(checkpoint: Path, mark: Path) -> None:
 
 
 def in_common_file(checkpoint: Path, mark: Path) -> None:
-    """Where Megatron had that before; it still reads it."""
+    """Put it into common.pt, where Megatron wrote that state before and still reads it."""
     (checkpoint / "common.pt").write_bytes(saved(Attack(mark)))
 
 
@@ -73,13 +73,13 @@ PLACES: list[Callable[[Path, Path], None]] = [in_index, in_common_state, in_comm
 
 
 def load_each(rank: int, world: int, port: int, model: str, checkpoints: list[str]) -> list[str]:
-    """What loading each of them says."""
-    at, said = worker(rank, world, port, model, {}), []
+    """Return the error of loading each checkpoint."""
+    at, messages = worker(rank, world, port, model, {}), []
     for path in checkpoints:
         with pytest.raises(CheckpointError) as error:
             at.load_checkpoint(path)
-        said.append(str(error.value))
-    return said
+        messages.append(str(error.value))
+    return messages
 
 
 @pytest.mark.integration
@@ -90,9 +90,9 @@ def test_ranks_run_no_code_of_a_checkpoint(tmp_path: Path) -> None:
         paths.append(str(shutil.copytree(GOLDEN / "checkpoint", tmp_path / place.__name__)))
         place(Path(paths[-1]), tmp_path / f"{place.__name__}.ran")
         renew(Path(paths[-1]))
-    (said,) = run_ranks(load_each, 1, str(model), paths)
+    (errors,) = run_ranks(load_each, 1, str(model), paths)
     assert not list(tmp_path.glob("*.ran"))
-    assert all(path in line and "posix.mkdir" in line for path, line in zip(paths, said, strict=True)), said
+    assert all(p in line and "posix.mkdir" in line for p, line in zip(paths, errors, strict=True)), errors
 
 
 @pytest.mark.parametrize("words", [["export", "run", "--dry-run"], ["export", "run", "--out", "out"]])
@@ -119,8 +119,8 @@ def test_plain_values_come_back_as_they_were() -> None:
     value = {"a": [1, 2.5, True, None, "ä", float("inf")], 3: [[], b"\x00\xff"], "dict": {"e": {}}}
     assert plain_values.loads(plain_values.dumps(value)) == value
     for array in (np.arange(6, dtype=np.uint32).reshape(2, 3), np.zeros((0, 2), np.float16), np.array(1.5)):
-        (found,) = plain_values.loads(plain_values.dumps((array,)))
-        assert repr(found) == repr(array) and found.dtype == array.dtype and found.flags.writeable
+        (loaded,) = plain_values.loads(plain_values.dumps((array,)))
+        assert repr(loaded) == repr(array) and loaded.dtype == array.dtype and loaded.flags.writeable
 
 
 def test_other_values_and_other_bytes_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Which checkpoint folders are accepted, which refused, and what is pruned. No engine, no ranks."""
+"""Which checkpoint folders are accepted, refused and pruned; no engine, no ranks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from mrl.training.checkpoint.shard_writer import DigestingStream
 
 
 def write_checkpoint(parent: Path, name: str) -> Path:
-    """A committed folder with two files."""
-    path = parent / name
-    (path / "inner").mkdir(parents=True)
-    (path / "a.bin").write_bytes(b"first" * 100)
-    (path / "inner" / "b.bin").write_bytes(b"second" * 50)
-    files = folders.digests(path, folders.file_names(path))
-    (path / folders.MANIFEST).write_text(
-        json.dumps({"version": folders.VERSION, "about": {}, "files": files})
-    )
-    return path
+    """Write a committed folder with two files."""
+    out = parent / name
+    (out / "inner").mkdir(parents=True)
+    (out / "a.bin").write_bytes(b"first" * 100)
+    (out / "inner" / "b.bin").write_bytes(b"second" * 50)
+    files = folders.digests(out, folders.file_names(out))
+    (out / folders.MANIFEST).write_text(json.dumps({"version": folders.VERSION, "about": {}, "files": files}))
+    return out
 
 
 def flip_a_bit(path: Path) -> None:
@@ -117,11 +115,11 @@ def test_prune_spares_what_is_still_read(tmp_path: Path) -> None:
 
 
 def test_a_load_verifies_this_ranks_share_before_it_reads_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank alone takes half an hour for 3 TB, and the others give up meanwhile."""
-    asked: list[tuple[Path, int, int]] = []
+    """One rank alone would take half an hour for 3 TB, and the others would time out."""
+    calls: list[tuple[Path, int, int]] = []
 
     def verify(path: Path, *, share: int = 0, shares: int = 1) -> None:
-        asked.append((path, share, shares))
+        calls.append((path, share, shares))
         raise CheckpointError("enough")
 
     for name, value in (("get_rank", 2), ("get_world_size", 4)):
@@ -130,7 +128,7 @@ def test_a_load_verifies_this_ranks_share_before_it_reads_anything(monkeypatch: 
     monkeypatch.setattr(folders, "verify_files", verify)
     with pytest.raises(CheckpointError, match="enough"):
         loading.load_state(Path("step-1"), {}, about={})
-    assert asked == [(Path("step-1"), 2, 4)]
+    assert calls == [(Path("step-1"), 2, 4)]
 
 
 def test_shares_verify_every_byte_once(tmp_path: Path) -> None:
@@ -154,17 +152,17 @@ def test_shares_verify_every_byte_once(tmp_path: Path) -> None:
 
 
 def test_a_rank_asks_the_file_system_for_its_own_share(tmp_path, monkeypatch) -> None:
-    """Of 512 ranks with two files each all would ask half a million times."""
+    """If all 512 ranks checked all files, the file system would get half a million requests."""
     path = write_checkpoint(tmp_path, "step-00000001")
-    manifest, asked, is_file = folders.read_manifest(path), set[str](), Path.is_file
+    manifest, names, is_file = folders.read_manifest(path), set[str](), Path.is_file
 
     def counted(file: Path) -> bool:
-        asked.add(str(file.relative_to(path)))
+        names.add(str(file.relative_to(path)))
         return is_file(file)
 
     monkeypatch.setattr(Path, "is_file", counted)
     folders.verify_files(path, share=1, shares=2)
-    assert asked - {folders.MANIFEST} == set(folders.share_of(manifest, 1, 2)) < set(manifest["files"])
+    assert names - {folders.MANIFEST} == set(folders.share_of(manifest, 1, 2)) < set(manifest["files"])
 
 
 def test_a_file_is_digested_as_it_is_written(tmp_path: Path) -> None:
@@ -177,7 +175,7 @@ def test_a_file_is_digested_as_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_fault_that_is_no_damage_ends_the_search(tmp_path: Path) -> None:
-    """The checkpoint of another model is not passed over for an older one."""
+    """Another model's checkpoint is not skipped in favour of an older one."""
     write_checkpoint(tmp_path, "step-00000001")
     newer = write_checkpoint(tmp_path, "step-00000002")
 

@@ -1,4 +1,4 @@
-"""A checkpoint that an earlier program wrote in the present format loads, and training goes on as it did then."""
+"""A checkpoint that an earlier program wrote in the current format loads, and training resumes exactly."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def go_on(rank: int, world: int, port: int, model: str, path: str) -> dict[str, 
 def test_the_golden_checkpoint_goes_on_as_recorded(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", seed=1, **SHAPE)
     expected = json.loads((GOLDEN / "expected.json").read_text())
-    (found,) = run_ranks(go_on, 1, str(model), str(GOLDEN / "checkpoint"))
-    assert found["extra"] == EXTRA
-    assert found["digest"] == expected["digest"]
-    for ours, theirs in zip(found["metrics"], expected["metrics"], strict=True):
+    (result,) = run_ranks(go_on, 1, str(model), str(GOLDEN / "checkpoint"))
+    assert result["extra"] == EXTRA
+    assert result["digest"] == expected["digest"]
+    for ours, theirs in zip(result["metrics"], expected["metrics"], strict=True):
         recorded = {name: ours[name] for name in theirs}  # later versions measure more
         assert recorded == pytest.approx(theirs, rel=1e-5, abs=1e-6)
 

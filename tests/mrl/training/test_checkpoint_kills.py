@@ -1,4 +1,4 @@
-"""A save that is killed at any point of it: a valid checkpoint is always there, and what is left over does not disturb the next save."""
+"""A save killed at any point leaves a valid checkpoint and does not disturb the next save."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtr
 
 
 class Snapshots:
-    """A copy of the folder as it is on disk before every file operation below it: what a kill at that point leaves."""
+    """Copies of the folder before each file operation inside it: the state that a kill there leaves."""
 
     def __init__(self, folder: Path, copies: Path) -> None:
         self._folder, self._copies, self.names = folder, copies, []
@@ -48,9 +48,9 @@ class Snapshots:
 
 
 def save_watched(rank: int, world: int, port: int, model: str, out: str, beside: bool) -> dict[str, Any]:
-    """Two saves, the second watched, with the removal of the first; then every left-over is taken up again.
+    """Save twice and watch the second save, which removes the first; then resume from every leftover.
 
-    `beside`: a step is trained between the second's beginning and its commit.
+    `beside`: train a step between the start and the commit of the second save.
     """
     at = worker(rank, world, port, model, {})
     folder, copies = Path(out, "checkpoints"), Path(out, "copies")
@@ -85,8 +85,8 @@ def save_watched(rank: int, world: int, port: int, model: str, out: str, beside:
 @pytest.mark.parametrize("beside", [False, True], ids=["at once", "beside training"])
 def test_a_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint(beside: bool, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", num_hidden_layers=2)
-    (found,) = run_ranks(save_watched, 1, str(model), str(tmp_path), beside)
-    assert len(found["names"]) >= 15 and {n[4:] for n in found["names"]} >= {"open", "os.mkdir", "os.rename"}
-    switch = found["taken"].index("step-000002")
-    assert switch > 0 and set(found["taken"][switch:]) == {"step-000002"}, found["taken"]
-    assert found["names"][switch - 1].endswith("os.rename"), "the new checkpoint appears by its rename alone"
+    (saves,) = run_ranks(save_watched, 1, str(model), str(tmp_path), beside)
+    assert len(saves["names"]) >= 15 and {n[4:] for n in saves["names"]} >= {"open", "os.mkdir", "os.rename"}
+    switch = saves["taken"].index("step-000002")
+    assert switch > 0 and set(saves["taken"][switch:]) == {"step-000002"}, saves["taken"]
+    assert saves["names"][switch - 1].endswith("os.rename"), "the new checkpoint appears by its rename alone"

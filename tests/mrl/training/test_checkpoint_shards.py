@@ -1,4 +1,4 @@
-"""Runs of a parameter's elements as boxes of stored tensors: every element once, at its place, without a copy."""
+"""Ranges of a parameter's elements as boxes of stored tensors: each element once, in place, uncopied."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_runs_boxes_are_its_elements_in_order(shape: tuple[int, ...], data: st
 
 
 def halves(key: str, weight: Tensor, replica: object, _: object, *, layer: int) -> list[ShardedTensor]:
-    """Gate and up [experts, rows, columns] of layer `layer` of 3, apart in the stored [3, experts, 2 x rows, columns]."""
+    """Return gate and up of one of 3 layers, split in the stored [3, experts, 2 x rows, columns]."""
     return [
         ShardedTensor.from_rank_offsets(
             key, part, (0, layer, 3), (2, half, 2), replica_id=replica, prepend_axis_num=1
@@ -45,10 +45,10 @@ def test_ranks_that_share_a_parameter_write_its_stored_tensor_once(cuts: list[in
     stored, times = torch.full((3, 3, 4, 5), -1.0), torch.zeros(3, 3, 4, 5)
     ends = [0, *sorted(cuts), 60]
     for start, end in itertools.pairwise(ends):
-        own = weight.view(-1)[start:end].clone()  # what a rank holds, in memory of its own
-        for box in boxes_of(factory, own, range(start, end), prefix="optimizer.state.exp_avg."):
+        shard = weight.view(-1)[start:end].clone()  # a rank's elements, in separate memory
+        for box in boxes_of(factory, shard, range(start, end), prefix="optimizer.state.exp_avg."):
             assert box.data is not None and box.key == "optimizer.state.exp_avg.w"
-            assert box.data.untyped_storage().data_ptr() == own.untyped_storage().data_ptr(), "a copy"
+            assert box.data.untyped_storage().data_ptr() == shard.untyped_storage().data_ptr(), "a copy"
             at = tuple(slice(o, o + n) for o, n in zip(box.global_offset, box.local_shape, strict=True))
             stored[at], times[at] = box.data, times[at] + 1
     expected = torch.cat(list(weight.view(3, 4, 5).chunk(2, dim=1)), dim=1)

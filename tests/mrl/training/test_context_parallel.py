@@ -1,4 +1,4 @@
-"""What context parallelism must not change beside the numbers of a step (test_layouts.py): checkpoints and the load-balancing loss."""
+"""Context parallelism changes neither checkpoints nor the load-balancing loss (steps: test_layouts.py)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_checkpoint_goes_on_in_the_same_layout_and_without_context_parallelism
 
 
 def balanced_updates(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> Any:
-    """Updates whose gradient is mostly the router's load-balancing loss, over segments that need no padding."""
+    """Run updates whose gradient is mostly the router's load-balancing loss, on segments without padding."""
     at = scenarios.worker(rank, world, port, folder, layout, router_aux_loss=0.5)
     rng = np.random.default_rng(0)
     batch = batch_of_tokens([rng.integers(0, VOCAB, 8).tolist() for _ in range(8)])
@@ -55,6 +55,6 @@ def balanced_updates(rank: int, world: int, port: int, folder: str, layout: dict
 def test_the_load_balancing_loss_is_over_all_ranks_tokens(layout: dict[str, int], tmp_path: Path) -> None:
     folder = str(write_model(tmp_path / "moe"))
     (expected,) = run_ranks(balanced_updates, 1, folder, {})
-    found = run_ranks(balanced_updates, LayoutSection(**layout).world_size, folder, layout)[0]
-    for ours, theirs in zip(found, expected, strict=True):
+    metrics = run_ranks(balanced_updates, LayoutSection(**layout).world_size, folder, layout)[0]
+    for ours, theirs in zip(metrics, expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)

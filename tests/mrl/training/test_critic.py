@@ -1,4 +1,4 @@
-"""The critic on real ranks: values and gradients of plain torch, the same in every layout, and its part of checkpoints."""
+"""The critic on real ranks: values and gradients of plain torch, equal layouts, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def one_rank(folder: Path) -> dict[str, Any]:
 
 
 def reference(folder: Path) -> tuple[np.ndarray, float, dict[str, torch.Tensor]]:
-    """Values [N], loss, and gradients by transformers' backbone and a matrix-vector product."""
+    """Return values [N], loss and gradients from transformers' backbone and a matrix-vector product."""
     import transformers
 
     backbone = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Teachers on the policy's own ranks: an update's divergence and its gradient are those of whole logits."""
+"""Teachers on the policy's ranks: an update's divergence and gradient match those of whole logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 
 def oracle(folder: Path, teachers: list[Path], kind: str) -> tuple[float, float, float]:
-    """(loss, divergence of a taught token, norm of the gradient) by transformers and autograd, from whole logits."""
+    """Return (loss, mean divergence of taught tokens, gradient norm) by transformers on whole logits."""
     batch, policy = random_batch(10, seed=1), reference_model(folder, torch.float32)
     models = [reference_model(path, torch.float32) for path in teachers]
     total, taught = torch.zeros(()), 0
@@ -26,21 +26,18 @@ def oracle(folder: Path, teachers: list[Path], kind: str) -> tuple[float, float,
     for number, (start, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
         if (teacher := number % 3 - 1) < 0:
             continue
-        tokens, mask = (
-            torch.from_numpy(batch.tokens[start:end]).long()[None],
-            batch.loss_mask[start + 1 : end],
-        )
+        ids, mask = (torch.from_numpy(batch.tokens[start:end]).long()[None], batch.loss_mask[start + 1 : end])
         log_p, log_q = (
-            (model(tokens).logits[0, :-1] / scenarios.TEMPERATURE).log_softmax(-1)
+            (model(ids).logits[0, :-1] / scenarios.TEMPERATURE).log_softmax(-1)
             for model in (policy, models[teacher])
         )
         log_q, log_m = log_q.detach(), torch.logaddexp(log_p, log_q.detach()) - np.log(2)
-        each = {
+        divergences = {
             "reverse": (log_p.exp() * (log_p - log_q)).sum(-1),
             "forward": (log_q.exp() * (log_q - log_p)).sum(-1),
             "jsd": ((log_q.exp() * (log_q - log_m)) + (log_p.exp() * (log_p - log_m))).sum(-1) / 2,
         }[kind]
-        total, taught = total + each[torch.from_numpy(mask)].sum(), taught + int(mask.sum())
+        total, taught = total + divergences[torch.from_numpy(mask)].sum(), taught + int(mask.sum())
     loss = total / int(batch.loss_mask.sum())
     loss.backward()
     norm = sum(float(p.grad.square().sum()) for p in policy.parameters() if p.grad is not None) ** 0.5

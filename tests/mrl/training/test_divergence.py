@@ -1,4 +1,4 @@
-"""Chunked divergences over the whole vocabulary against plain autograd on whole logits in float64, on one rank and on two."""
+"""Chunked divergences over the vocabulary against plain float64 autograd, on one rank and on two."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def test_values_and_gradients(kind: Any, share: float, padding: int, chunk: int)
     hidden, weight, taught, head, scale = inputs(padding)
     hidden.requires_grad_(True)
     weight.requires_grad_(True)
-    found = divergence(
-        hidden, weight, taught, head, kind=kind, share=share, vocabulary=Vocabulary(SIZES["vocab"], 0.6, chunk)
+    values = divergence(
+        hidden, weight, taught, head, kind=kind, share=share,
+        vocabulary=Vocabulary(SIZES["vocab"], 0.6, chunk),
     )  # fmt: skip
-    grads = torch.autograd.grad((found * scale).sum(), (hidden, weight))
-    check((found.detach(), *grads), expected(kind, share, temperature=0.6, padding=padding))
+    grads = torch.autograd.grad((values * scale).sum(), (hidden, weight))
+    check((values.detach(), *grads), expected(kind, share, temperature=0.6, padding=padding))
 
 
 @pytest.mark.integration
@@ -43,18 +44,18 @@ def test_two_ranks_share_the_vocabulary() -> None:
 def test_of_itself_it_is_nothing() -> None:
     hidden, weight, *_ = inputs(0)
     for kind in ("reverse", "forward", "jsd"):
-        found = divergence(
+        values = divergence(
             hidden, weight, hidden, weight, kind=kind, share=0.5, vocabulary=Vocabulary(31, 1.0, 3)
         )  # fmt: skip
-        assert float(found.abs().max()) < 1e-14
+        assert float(values.abs().max()) < 1e-14
 
 
 def test_no_tensor_is_larger_than_a_chunk_of_logits() -> None:
     hidden, weight = torch.randn(300, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
     with Largest() as seen:
-        found = divergence(
+        values = divergence(
             hidden, weight, torch.randn(300, 6), torch.randn(1000, 6), kind="jsd", share=0.5,
             vocabulary=Vocabulary(1000, 1.0, 16),
         )  # fmt: skip
-        found.sum().backward()
+        values.sum().backward()
     assert seen.elements == 16 * 1000

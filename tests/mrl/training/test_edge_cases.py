@@ -1,4 +1,4 @@
-"""Batches at the edge on a real worker: one-token prompts and responses, no signal at all, bad numbers."""
+"""Edge-case batches on a real worker: one-token prompts and responses, no signal, bad numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 
 def shortest(num_samples: int = 6) -> TrainBatch:
-    """Prompts of one token, responses of one token, advantages of 0."""
+    """Return one-token prompts and responses with advantages of 0."""
     tokens = np.random.default_rng(3).integers(0, VOCAB, 2 * num_samples)
     return TrainBatch(
         tokens=tokens,
@@ -34,7 +34,7 @@ def shortest(num_samples: int = 6) -> TrainBatch:
 
 
 def at_the_edge(rank: int, world: int, port: int, folder: str) -> dict[str, Any]:
-    """Log-probs; an update without signal; an update whose loss is infinite on one rank."""
+    """Compute log-probs; update without signal; update with an infinite loss on one rank."""
     at = worker(rank, world, port, folder, {"ep": 2, "dp": 2})
     mine, shard = shard_of(shortest(), at)
     arrays = at.forward(shard)

@@ -1,5 +1,4 @@
-"""What DeepSeek-V3 and gpt-oss add to the worker: correction biases, other forms of attention, prediction layers that are left
-out; sinks, and experts with biases."""
+"""DeepSeek-V3 and gpt-oss on the worker: attention forms, biases, sinks, and prediction layers left out."""
 
 from __future__ import annotations
 
@@ -26,22 +25,19 @@ def test_bfloat16_keeps_the_biases_in_float32(tmp_path: Path) -> None:
     run_ranks(scenarios.forward_update_export, 2, str(folder), {"tp": 2, "ep": 2}, str(tmp_path), changes)
     original = load_file(folder / "model.safetensors")
     for name in ("loaded", "trained"):
-        exported = load_file(tmp_path / name / "model.safetensors")
-        assert exported.keys() == original.keys()
+        saved = load_file(tmp_path / name / "model.safetensors")
+        assert saved.keys() == original.keys()
         for key, tensor in original.items():
             assert (
-                exported[key].dtype
-                == tensor.dtype
-                == (torch.float32 if CORRECTION in key else torch.bfloat16)
+                saved[key].dtype == tensor.dtype == (torch.float32 if CORRECTION in key else torch.bfloat16)
             )
             if name == "loaded" or CORRECTION in key:
-                assert torch.equal(exported[key], tensor), key
+                assert torch.equal(saved[key], tensor), key
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", pytest.param("gpt_oss", marks=pytest.mark.slow)])
 def test_biases_and_sinks_are_resumed_in_another_layout(family: str, tmp_path: Path) -> None:
-    """With the optimizer's moments of them, which decide the next steps; and are exported from the checkpoint. The fresh
-    worker has another folder's weights: all it has afterwards is the checkpoint's."""
+    """Resume them with their moments, and export them; the fresh worker starts from another folder."""
     folder, other = (write_model(tmp_path / str(n), family, seed=n) for n in range(2))
     layout = {"tp": 2, "ep": 2}
     saved = run_ranks(scenarios.save_then_go_on, 2, str(folder), layout, str(tmp_path), "float32")
@@ -53,7 +49,7 @@ def test_biases_and_sinks_are_resumed_in_another_layout(family: str, tmp_path: P
     resumed = run_ranks(scenarios.resume_and_go_on, 2, *resuming)
     for ours, theirs in zip(resumed[0]["metrics"], saved[0]["metrics"], strict=True):
         assert ours == pytest.approx(theirs, abs=2e-5)
-    original, after = (load_file(each / "model.safetensors") for each in (folder, out))
+    original, after = (load_file(f / "model.safetensors") for f in (folder, out))
     corrections = [name for name in original if name.endswith(CORRECTION)]
     assert len(corrections) == (3 if family == "deepseek_v3" else 0)
     assert all(torch.equal(original[name], after[name]) for name in corrections)
@@ -61,7 +57,7 @@ def test_biases_and_sinks_are_resumed_in_another_layout(family: str, tmp_path: P
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
 def test_prediction_layers_of_a_folder_are_left_out_and_said_once(family: str, tmp_path: Path) -> None:
-    """They have the name of a layer after the last: the last layer, the final norm and the head are exported all the same."""
+    """They are named like a layer after the last; the last layer, final norm and head are still exported."""
     folder = write_model(tmp_path / "mtp", family, num_hidden_layers=2, num_nextn_predict_layers=1)
     tensors = load_file(folder / "model.safetensors")
     extra = {
@@ -70,8 +66,8 @@ def test_prediction_layers_of_a_folder_are_left_out_and_said_once(family: str, t
     }
     save_file(tensors | extra, folder / "model.safetensors", metadata={"format": "pt"})
     out = tmp_path / "export"
-    said = run_ranks(scenarios.load_and_export, 2, str(folder), {"tp": 2, "ep": 2}, str(out))
-    assert said == [[f"{folder}: 2 tensors under model.layers.2. are not trained"], []]
+    warnings = run_ranks(scenarios.load_and_export, 2, str(folder), {"tp": 2, "ep": 2}, str(out))
+    assert warnings == [[f"{folder}: 2 tensors under model.layers.2. are not trained"], []]
     exported = load_file(out / "model.safetensors")
     assert exported.keys() == tensors.keys() >= {"lm_head.weight", "model.norm.weight"}
     assert all(torch.equal(exported[name], tensors[name]) for name in tensors)
@@ -82,9 +78,9 @@ def test_prediction_layers_of_a_folder_are_left_out_and_said_once(family: str, t
     "family", ["qwen3_5", *(pytest.param(f, marks=pytest.mark.slow) for f in ("qwen3_next", "qwen3_5_moe"))]
 )
 def test_delta_nets_in_bfloat16_are_no_further_off_than_transformers(family: str, tmp_path: Path) -> None:
-    """Of the same weights, from the log-probs of transformers in float32."""
+    """Compare the errors of both with transformers' float32 log-probs of the same weights."""
     folder, batch = write_model(tmp_path / family, family, dtype=torch.bfloat16), random_batch(24, longest=60)
     exact, theirs = (reference_logprobs(folder, batch, dtype=d)[0] for d in (torch.float32, torch.bfloat16))
     (ours,) = run_ranks(scenarios.logprobs_of, 1, str(folder), "bfloat16", batch)
-    errors = [np.sqrt(np.mean((found - exact) ** 2)) for found in (ours, theirs)]
+    errors = [np.sqrt(np.mean((logprobs - exact) ** 2)) for logprobs in (ours, theirs)]
     assert errors[0] < 1.5 * errors[1], errors

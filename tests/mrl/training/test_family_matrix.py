@@ -1,7 +1,6 @@
-"""Every family: Megatron against transformers in each kind of layout, and a vLLM engine after a weight sync against one that
-read the folder.
+"""Every family: Megatron against transformers in each kind of layout, and an engine after a weight sync.
 
-A family takes part by its entry in tests/tiny_models.py. CI runs the short form (SHORT, SERVED), the rest is slow.
+A family takes part by its entry in tests/tiny_models.py. CI runs SHORT and SERVED; the others are slow.
 """
 
 from __future__ import annotations
@@ -47,18 +46,18 @@ SHORT = {
     "deepseek_v3": ("one", "cp2"),
     "gpt_oss": ("one", "tp2-pp2-ep2"),
 }
-"""What a merge runs, one family per mechanism; tests/mrl/training/test_layouts.py has more layouts of the families whose ranks it has anyway."""
+"""Runs before a merge, one family per mechanism; test_layouts.py has more layouts of some families."""
 SAME_TENSORS = ("llama", "llama_yarn", "qwen3_moe_yarn", "qwen3_next_yarn", "kimi_k2")
-"""Differ from another family here by what no layout touches: angles, untied heads, groups of experts. One rank is enough."""
+"""Differ from another family only in angles, untied heads or expert groups: one rank is enough."""
 MORE = {"deepseek_v3": ("ep2-dp2",), "gpt_oss": ("ep2-dp2", "cp2"), "qwen3_5": ("cp2",)}
-"""Where code branches on family and layout: biases of routers and experts over replicas, sinks and delta nets over shares of a segment."""
+"""Code that depends on family and layout: biases over replicas, sinks and delta nets over segment shares."""
 SERVED = ("qwen3_next",)
-"""Whose engine CI starts: with delta nets and experts."""
+"""The family whose engine CI starts: with delta nets and experts."""
 LONG = [
     dataclasses.replace(request, request_id=f"{number}.0")
     for number, request in enumerate(driving.requests(6, length=100, max_tokens=40, seed=3, ignore_stop=True))
 ]
-"""Prompts of two chunks of the delta rule, which come in parts where a step takes 128 tokens."""
+"""Prompts of two chunks of the delta rule, split if a step takes 128 tokens."""
 
 
 def has_experts(family: str) -> bool:
@@ -66,7 +65,7 @@ def has_experts(family: str) -> bool:
 
 
 def cases() -> Iterator[Any]:
-    """Each family on one rank and cut along every axis of its tensors at once, and the layouts of SHORT and MORE."""
+    """Yield each family on one rank and cut along all of its axes, and the layouts of SHORT and MORE."""
     for family in FAMILIES:
         cut = "tp2-pp2-ep2" if has_experts(family) else "tp2-pp2"
         wanted = {"one", *SHORT.get(family, ()), *MORE.get(family, ())}
@@ -80,7 +79,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("family", "layout"), list(cases()))
 def test_trains_as_transformers_computes(family, layout, one_rank_of, tmp_path) -> None:
-    """Log-probs, gradient norms over layouts, the export of what was loaded and of what was trained."""
+    """Compare log-probs, gradient norms over layouts, and the exports before and after training."""
     if layout != "one":
         check_family(family, LAYOUTS[layout], one_rank_of, tmp_path)
         return
@@ -92,13 +91,12 @@ def test_trains_as_transformers_computes(family, layout, one_rank_of, tmp_path) 
 
 @pytest.mark.parametrize("family", SERVED)
 def test_serves_what_a_planned_weight_sync_brought(family: str, tmp_path: Path) -> None:
-    """Nothing comes whole, the plan made without an engine is the one made with it, and the log-probs are those
-    of transformers. The engine begins with weights that are nobody's."""
+    """Sync an engine of dummy weights: no whole tensors, equal plans, and transformers' log-probs."""
     folder = write_model(tmp_path / family, family, served=True)
     with engine(folder, real_weights=False) as host, synced(host, folder) as (trainer, feeder, plan):
         assert planned_session(host, trainer, feeder, plan) == []
         require_log_probs(folder, host.call(driving.generate, ASKED))
-        if has_delta_nets(folder):  # whose states are carried over parts of a prompt, and over pauses
+        if has_delta_nets(folder):  # their states are carried over parts of a prompt, and over pauses
             responses = host.call(driving.in_segments, LONG, 9)
             assert driving.worst_gap(folder, LONG, responses) < 5e-5
         assert host.call(driving.lost_asleep) == [], "after it slept on a GPU"
@@ -109,7 +107,7 @@ def has_delta_nets(folder: Path) -> bool:
 
 
 def require_log_probs(folder: Path, responses: list[Completion]) -> None:
-    """Those of transformers; where there are experts the engine tells the routes of all positions."""
+    """Check log-probs against transformers', and with experts the routes of all positions."""
     # transformers' own float32 is 1e-4 off float64 with delta nets of these widths, and 4e-6 without
     bound = 5e-5 if has_delta_nets(folder) else 1e-5
     assert driving.worst_gap(folder, ASKED, responses) < bound
@@ -118,7 +116,7 @@ def require_log_probs(folder: Path, responses: list[Completion]) -> None:
 
 
 def require_routes(request: GenerationRequest, response: Completion, folder: Path) -> None:
-    """A row of different experts for each position but the last, in each layer with experts."""
+    """Check for distinct experts at each position but the last, in each layer with experts."""
     hf = read_config(folder)
     with_experts = [n for n in range(hf["num_hidden_layers"]) if family_of(hf).is_moe_layer(hf, n)]
     assert (response.routes is None) == (not with_experts)
@@ -132,9 +130,7 @@ def require_routes(request: GenerationRequest, response: Completion, folder: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weight_syncs_give_what_an_engine_reads_itself(family: str, tmp_path: Path) -> None:
-    """One engine reads the folder, gets another folder's weights, and then the folder's again: to the last bit what it read.
-    By boxes, and by whole tensors where these can be brought. In between its log-probs are those of transformers for the other
-    folder, so that nothing that it read is left."""
+    """Sync another model and back, by boxes and whole: log-probs match transformers', then the first ones."""
     folder, other = (write_model(tmp_path / str(n), family, served=True, seed=n) for n in (0, 9))
     with engine(folder, real_weights=True) as host, synced(host, folder) as (trainer, feeder, plan):
         read_itself = host.call(driving.generate, ASKED)
@@ -154,7 +150,7 @@ def test_weight_syncs_give_what_an_engine_reads_itself(family: str, tmp_path: Pa
 
 
 def begin_at_no_version(engine: RolloutEngine) -> None:
-    """Have the engine, to which weights that it read are version 0, ask for the session that its workers know as the first."""
+    """Have the engine, whose loaded weights are version 0, request its workers' first session."""
     engine.policy_version = -1
 
 
@@ -171,7 +167,7 @@ def engine(folder: Path, *, real_weights: bool) -> Iterator[EngineHost]:
 
 @contextlib.contextmanager
 def synced(host: EngineHost, folder: Path) -> Iterator[tuple[LeasedRank, Feeder, Any]]:
-    """A trainer rank that holds the folder, what feeds the engine from it, and their plan."""
+    """Yield a trainer rank with the folder's weights, the engine's feeder, and their plan."""
     (tensors,) = spread(read(folder), 1)
     needed = described(host, folder)
     hf = read_config(folder)
@@ -192,7 +188,7 @@ def synced(host: EngineHost, folder: Path) -> Iterator[tuple[LeasedRank, Feeder,
 
 
 def boxes(manifest: RankManifest) -> dict[str, Any]:
-    """Parameters by name, with their boxes in order of place."""
+    """Return parameters by name, with their boxes in order of position."""
     return {
         t.name: (t.shape, t.dtype, sorted(t.pieces, key=lambda p: p.local_start)) for t in manifest.tensors
     }

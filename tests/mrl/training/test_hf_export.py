@@ -1,4 +1,4 @@
-"""Exports of distributed checkpoints by one process: bytes, files, memory, and what is refused."""
+"""Exports of distributed checkpoints by one process: bytes, files, memory and refusals."""
 
 from __future__ import annotations
 
@@ -47,11 +47,10 @@ def test_an_export_of_another_type_is_rounded_once(golden_model: Path, tmp_path:
     assert json.loads((tmp_path / "bfloat16/config.json").read_text())["dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"num_hidden_layers": 2}, {"num_experts": 1}, {"vocab_size": 140}, {"moe_intermediate_size": 4}, {"head_dim": 8}],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [
+    {"num_hidden_layers": 2}, {"num_experts": 1}, {"vocab_size": 140}, {"moe_intermediate_size": 4},
+    {"head_dim": 8},
+], ids=str)  # fmt: skip
 def test_a_checkpoint_of_another_model_is_refused(changes, golden_model, tmp_path) -> None:
     other = tmp_path / "other"
     other.mkdir()
@@ -73,9 +72,9 @@ PUBLISHED = {
     "Qwen3-235B-A22B": (36_945, 235_093_634_560, 470_187_269_120),
     "DeepSeek-V3": (45_395, 671_026_419_200, 2 * 671_026_419_200 + 2 * 58 * 256),
 }
-"""Tensors, parameters and bytes of the published bfloat16 folders (DeepSeek-V3 without its prediction layer and float8 scales, with 58
-correction biases of 256 experts in float32). Tensors of Qwen3: 94 layers of 3 x 128 experts, router, four projections and four norms,
-and three outside; of DeepSeek-V3: 61 of seven for attention and two norms, three of three, 58 of 3 x 257 and two, and three outside."""
+"""Tensors, parameters and bytes of the bfloat16 folders (DeepSeek-V3 without prediction layer and scales,
+with 58 float32 correction biases). Qwen3: 94 layers of 3 x 128 experts, router, four projections, four norms.
+DeepSeek-V3: 61 layers of seven for attention and two norms, three of 3, 58 of 3 x 257 + 2. Both: 3 more."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -92,7 +91,8 @@ def test_a_published_model_has_its_published_tensors_and_sizes(name: str) -> Non
 WATCHED = """
 import sys
 started = []
-sys.addaudithook(lambda event, args: started.append(event) if event in EVENTS and args[0] != LDCONFIG else None)
+sys.addaudithook(lambda event, args: started.append(event) \
+if event in EVENTS and args[0] != LDCONFIG else None)
 from mrl.cli import main
 code = main(sys.argv[1:])
 import torch
@@ -100,9 +100,9 @@ engines = [name for name in ("megatron", "ray", "vllm") if name in sys.modules]
 print("seen", code, started, engines, torch.distributed.is_initialized())
 """
 EVENTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system")
-"""Python's own audit events of all that starts a process."""
+"""Python's audit events of everything that starts a process."""
 LDCONFIG = "/sbin/ldconfig"
-"""What torch's build for CUDA asks, when it is imported, where its libraries are."""
+"""torch's CUDA build runs it on import to find its libraries."""
 
 
 def test_a_run_of_128_ranks_is_exported_by_one_process_without_engines(golden_run, tmp_path) -> None:
@@ -110,16 +110,16 @@ def test_a_run_of_128_ranks_is_exported_by_one_process_without_engines(golden_ru
     program = f"EVENTS, LDCONFIG = frozenset({EVENTS!r}), {LDCONFIG!r}{WATCHED}"
     command = [sys.executable, "-c", program, "export", str(golden_run), "--out", str(out)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
-    said = done.stdout.splitlines()
-    assert said[-1] == "seen 0 [] [] False", said
-    assert len(said) == 2 and "18 tensors" in said[0], said
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "seen 0 [] [] False", lines
+    assert len(lines) == 2 and "18 tensors" in lines[0], lines
     assert len(load_file(out / "model.safetensors")) == 18
 
 
 def test_a_dry_run_counts_and_writes_nothing(golden_run: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    said = export_run(str(golden_run), None, max_shard_bytes=4000)
-    assert said.endswith("18 tensors, 2,720 parameters, 10,880 bytes of float32 in 3 files"), said
+    summary = export_run(str(golden_run), None, max_shard_bytes=4000)
+    assert summary.endswith("18 tensors, 2,720 parameters, 10,880 bytes of float32 in 3 files"), summary
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -148,7 +148,8 @@ small, model, source, checkpoint, out = map(Path, sys.argv[1:6])
 hf_export.export_checkpoint(small, out / "small", source=model, dtype="float32")  # what a first use loads
 before = kib("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-hf_export.export_checkpoint(checkpoint, out / "measured", source=source, dtype="float32", file_bytes=int(sys.argv[6]))
+hf_export.export_checkpoint(checkpoint, out / "measured", source=source, dtype="float32", \
+file_bytes=int(sys.argv[6]))
 print((kib("VmHWM") - before) << 10)
 """
 
@@ -172,7 +173,7 @@ def test_an_export_takes_the_memory_of_one_file(
     total, chunk = (source / "model.safetensors").stat().st_size, 8 * 2 * 256 * 256 * 4
     paths = [GOLDEN / "checkpoint", golden_model, source, tmp_path / "checkpoint", tmp_path]
     program = [sys.executable, "-c", MEASURED, *map(str, paths), str(file_bytes)]
-    given_back = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # so that what is freed counts no more
+    given_back = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # so that freed memory does not count
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, env=given_back)
     peak = int(done.stdout)
     assert peak < file_bytes + chunks * chunk + (16 << 20) < total / 2, (
@@ -188,7 +189,7 @@ def test_an_export_takes_the_memory_of_one_file(
 def test_a_checkpoint_whose_files_are_not_what_was_written_is_refused_in_a_sentence(
     file: str, golden_model: Path, tmp_path: Path
 ) -> None:
-    """Also where a manifest lists them as they are."""
+    """Also if a manifest lists them as they are."""
     checkpoint = Path(shutil.copytree(GOLDEN / "checkpoint", tmp_path / "checkpoint"))
     (checkpoint / file).write_bytes(b"\n")
     with pytest.raises(CheckpointError, match=r"cannot be read|not a readable"):

@@ -1,4 +1,4 @@
-"""Folders in and out without an engine: every layout's ranks load their pieces, and the pieces make the folder again."""
+"""Folders in and out without an engine: the ranks of every layout load pieces that make up the folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load_all(folder: Path, layout: Layout) -> dict[tuple[int, int, str], torch.Tensor]:
-    """(rank, chunk, parameter) -> what that rank would load."""
+    """Return (rank, chunk, parameter) -> the tensor that this rank would load."""
     config = hf_folder.read_config(folder)
     family = family_of(config)
     files = hf_folder.tensor_files(folder)
@@ -64,12 +64,10 @@ def test_pieces_of_all_ranks_make_the_folder_again(layout: Layout, folder: Path)
     }
     for place in layout.all_coordinates():
         for local in family.local_tensors(config, layout, place):
-            for piece in local.pieces:
-                value = hf_values.box(
-                    loaded[place.rank, local.chunk, local.name], piece.local_start, piece.shape
-                )
-                target = hf_values.box(again[piece.tensor], piece.start, piece.shape)
-                assert target.isnan().all() or torch.equal(target, value), f"{piece} of {place} differs"
+            for box in local.pieces:
+                value = hf_values.box(loaded[place.rank, local.chunk, local.name], box.local_start, box.shape)
+                target = hf_values.box(again[box.tensor], box.start, box.shape)
+                assert target.isnan().all() or torch.equal(target, value), f"{box} of {place} differs"
                 target.copy_(value)
     original = load_file(folder / "model.safetensors")
     assert again.keys() == original.keys()
@@ -87,7 +85,7 @@ def test_sharded_and_single_folders_load_the_same(folder: Path, tmp_path: Path) 
 
 
 def test_a_file_is_looked_for_once_however_many_tensors_it_has(folder, tmp_path, monkeypatch) -> None:
-    """Each rank looks, on a file system that all share: DeepSeek-V3 has 163 files and 91,000 tensors."""
+    """Each rank looks on a shared file system: DeepSeek-V3 has 163 files and 91,000 tensors."""
     for part in ("one", "two"):
         (tmp_path / f"{part}.safetensors").symlink_to(folder / "model.safetensors")
     (tmp_path / "config.json").symlink_to(folder / "config.json")
@@ -115,13 +113,13 @@ def test_padding_of_the_vocabulary_is_zero(folder: Path) -> None:
 
 @pytest.fixture
 def spoiled(folder: Path, tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A folder to be written again with other tensors."""
+    """Return a folder without weights, and tensors to write there."""
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     return tmp_path, load_file(folder / "model.safetensors")
 
 
 def check(folder: Path) -> None:
-    """What is known before a run starts."""
+    """Run the checks that come before a run starts."""
     config = hf_folder.read_config(folder)
     hf_folder.check_folder(folder, family_of(config), config)
 
@@ -174,14 +172,14 @@ def test_a_tensor_that_is_not_where_the_index_says_is_named(spoiled) -> None:
 
 
 def changed(folder: Path, layout: Layout) -> tuple[int, set[str]]:
-    """How many parameters, and the names of those whose values are others in `wide` than in `source`; `published` loads as `wide`."""
+    """Count and name parameters that differ between `wide` and `source`; `published` must load as `wide`."""
     require_trainable(hf_folder.read_config(folder / "published"))
     check(folder / "published")
     published, wide, source = (load_all(folder / name, layout) for name in ("published", "wide", "source"))
     assert published.keys() == wide.keys()
     assert all(torch.equal(published[key], wide[key]) for key in wide)
-    found = [name for (*place, name), tensor in wide.items() if not torch.equal(source[*place, name], tensor)]
-    return len(found), set(found)
+    names = [name for (*place, name), tensor in wide.items() if not torch.equal(source[*place, name], tensor)]
+    return len(names), set(names)
 
 
 LATENT: dict[str, Any] = {"hidden_size": 320, "moe_intermediate_size": 192}
@@ -205,7 +203,7 @@ SHARED: dict[str, Any] = DELTA_NETS | {"shared_expert_intermediate_size": 192}
     ("qwen3_5_moe", SHARED, Layout(tp=2, etp=2, ep=2, pp=2, dp=2), ""),
 ], ids=str)  # fmt: skip
 def test_published_float8_weights_load_as_what_they_mean(family, widths, layout, form, tmp_path) -> None:
-    """Qwen3.5's experts each by themselves, as its FP8 folders have them, or as its wide ones do; draft layers stay out."""
+    """Qwen3.5's experts are separate, as in its FP8 folders, or stacked as in wide ones; no draft layers."""
     source = write_model(tmp_path / "source", family, dtype=torch.bfloat16, **widths)
     if form == "each expert":
         unpack_experts(source)
@@ -216,16 +214,17 @@ def test_published_float8_weights_load_as_what_they_mean(family, widths, layout,
     assert changed(tmp_path, layout)[0] > len(load_all(source, layout)) / 4
 
 
-@pytest.mark.parametrize(
-    ("change", "named", "readers"),
-    [
-        ({"in_proj_qkvz.weight_scale_inv": None}, r"in_proj_qkvz\.weight in .* is F8_E4M3, but the folder lacks .*_inv", BOTH),
-        ({"in_proj_qkvz.weight": None}, r"lacks 1 of .*in_proj_qkvz\.weight'", (check,)),
-        ({"in_proj_qkvz.weight_scale_inv": torch.ones(4, 3)}, r"qkvz\.weight_scale_inv in .* is \[4, 3\], .* says \[5, 3\]", BOTH),
-        ({"in_proj_ba.weight_scale_inv": torch.ones(1, 3)}, r"in_proj_ba\.weight in .* is BF16, but the folder has .*_inv", BOTH),
-        ({"in_proj.weight_scale_inv": torch.ones(1, 3)}, r"unknown to the model, first .*in_proj\.weight_scale_inv'", (check,)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "named", "readers"), [
+    ({"in_proj_qkvz.weight_scale_inv": None},
+     r"in_proj_qkvz\.weight in .* is F8_E4M3, but the folder lacks .*_inv", BOTH),
+    ({"in_proj_qkvz.weight": None}, r"lacks 1 of .*in_proj_qkvz\.weight'", (check,)),
+    ({"in_proj_qkvz.weight_scale_inv": torch.ones(4, 3)},
+     r"qkvz\.weight_scale_inv in .* is \[4, 3\], .* says \[5, 3\]", BOTH),
+    ({"in_proj_ba.weight_scale_inv": torch.ones(1, 3)},
+     r"in_proj_ba\.weight in .* is BF16, but the folder has .*_inv", BOTH),
+    ({"in_proj.weight_scale_inv": torch.ones(1, 3)},
+     r"unknown to the model, first .*in_proj\.weight_scale_inv'", (check,)),
+])  # fmt: skip
 def test_broken_float8_weights_are_named(change, named, readers, tmp_path) -> None:
     source = write_model(tmp_path / "source", "qwen3_next", dtype=torch.bfloat16, **DELTA_NETS)
     publish(source, tmp_path / "published", tmp_path / "wide")
@@ -242,7 +241,7 @@ def test_broken_float8_weights_are_named(change, named, readers, tmp_path) -> No
 
 @pytest.fixture(scope="module")
 def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `published` and `wide`."""
+    """Return a folder with `published` and `wide`."""
     folder = tmp_path_factory.mktemp("int4")
     source = write_model(
         folder / "source", "kimi_k2", dtype=torch.bfloat16, hidden_size=320, moe_intermediate_size=192
@@ -253,7 +252,6 @@ def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mxfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `published` and `wide`."""
     folder = tmp_path_factory.mktemp("mxfp4")
     source = write_model(folder / "source", "gpt_oss", hidden_size=64, intermediate_size=96)
     publish_mxfp4(source, folder / "published", folder / "wide")
@@ -272,42 +270,41 @@ def test_published_experts_of_four_bits_load_as_their_libraries_read_them(form, 
 
 
 @pytest.mark.parametrize(("form", "name", "boxes"), [
-    ("int4", "5.down_proj.weight", [((7, 5), (150, 40)), ((3, 64), (1, 32)), ((0, 33), (320, 1)), ((0, 0), (320, 192))]),
+    ("int4", "5.down_proj.weight",
+     [((7, 5), (150, 40)), ((3, 64), (1, 32)), ((0, 33), (320, 1)), ((0, 0), (320, 192))]),
     ("mxfp4", "down_proj", [((70, 5), (150, 40)), ((3, 64), (1, 32)), ((0, 0), (8 * 64, 96))]),
 ], ids=["int4", "mxfp4"])  # fmt: skip
 def test_any_box_of_them_is_read(form, name, boxes, request) -> None:
-    """Columns that begin and end inside a group, one group, one row, rows of several experts."""
+    """Read columns inside a group, one group, one row, and rows of several experts."""
     folder = request.getfixturevalue(form)
     config = hf_folder.read_config(folder / "published")
     named = [(f"model.layers.1.mlp.experts.{name}", box) for box in boxes]
     published, wide = (
-        dict(hf_values.read_boxes(folder / each, family_of(config), config, torch.bfloat16, named))
-        for each in ("published", "wide")
+        dict(hf_values.read_boxes(folder / kind, family_of(config), config, torch.bfloat16, named))
+        for kind in ("published", "wide")
     )
     assert [published[n].shape for n in range(len(boxes))] == [shape for _, shape in boxes]
     assert all(torch.equal(published[n], wide[n]) for n in range(len(boxes)))
 
 
-@pytest.mark.parametrize(
-    ("part", "values", "named", "readers"),
-    [
-        ("scale", None, r"lacks 1 of .*experts\.3\.up_proj\.weight_scale'", (check,)),
-        ("packed", None, r"lacks 1 of .*experts\.3\.up_proj\.weight'", (check,)),
-        ("scale", torch.ones(192, 5), r"weight_scale in .* is \[192, 5\], but config\.json says \[192, 10\]", BOTH),
-        ("packed", torch.ones(192, 80, dtype=torch.int32), r"weight_packed in .* is \[192, 80\], .* says \[192, 40\]", BOTH),
-        ("shape", torch.tensor([192, 319]), r"weight_shape in .* says \[192, 319\], but config\.json says \[192, 320\]", (load,)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("part", "values", "named", "readers"), [
+    ("scale", None, r"lacks 1 of .*experts\.3\.up_proj\.weight_scale'", (check,)),
+    ("packed", None, r"lacks 1 of .*experts\.3\.up_proj\.weight'", (check,)),
+    ("scale", torch.ones(192, 5),
+     r"weight_scale in .* is \[192, 5\], but config\.json says \[192, 10\]", BOTH),
+    ("packed", torch.ones(192, 80, dtype=torch.int32),
+     r"weight_packed in .* is \[192, 80\], .* says \[192, 40\]", BOTH),
+    ("shape", torch.tensor([192, 319]),
+     r"weight_shape in .* says \[192, 319\], but config\.json says \[192, 320\]", (load,)),
+])  # fmt: skip
 def test_broken_int4_weights_are_named(part, values, named, readers, int4, tmp_path) -> None:
     (tmp_path / "config.json").write_text((int4 / "published" / "config.json").read_text())
-    tensors, name = (
+    stored, name = (
         load_file(int4 / "published" / "model.safetensors"),
         "model.layers.1.mlp.experts.3.up_proj.weight",
     )
-    del tensors[f"{name}_{part}"]
-    save_file(
-        tensors | ({} if values is None else {f"{name}_{part}": values}), tmp_path / "model.safetensors"
-    )
+    del stored[f"{name}_{part}"]
+    save_file(stored | ({} if values is None else {f"{name}_{part}": values}), tmp_path / "model.safetensors")
     for read in readers:
         with pytest.raises(ConfigError, match=named):
             read(tmp_path)
@@ -360,16 +357,18 @@ def test_export_never_overwrites(tmp_path: Path) -> None:
 
 
 BELONGS = (
-    "tokenizer.json", "tokenizer.model", "tekken.json", "merges.txt", "vocab.json", "tiktoken.model", "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja", "additional_chat_templates/rag.jinja", "generation_config.json",
-    "preprocessor_config.json", "tokenization_kimi.py", "README.md", "LICENSE", "LICENSE.txt", "NOTICE",
+    "tokenizer.json", "tokenizer.model", "tekken.json", "merges.txt", "vocab.json", "tiktoken.model",
+    "chat_template.jinja", "additional_chat_templates/tool_use.jinja", "additional_chat_templates/rag.jinja",
+    "generation_config.json", "preprocessor_config.json", "tokenization_kimi.py", "README.md", "LICENSE",
+    "LICENSE.txt", "NOTICE",
 )  # fmt: skip
 OF_OTHER_WEIGHTS = (
-    "tf_model.h5", "model.gguf", "model-Q4_K_M.gguf", "flax_model.msgpack", "pytorch_model.bin", "pytorch_model.bin.index.json",
-    "consolidated.00.pth", "model.onnx", "openvino_model.xml", "weights.npz", "model.ckpt", "model.tflite",
-    "adapter_model.safetensors", "adapter_config.json", "hf_quant_config.json", "quantize_config.json", "training_args.bin",
-    "optimizer.pt", "trainer_state.json", "onnx/model.onnx", "original/params.json", "model.safetensors.index.json",
-    "1_Pooling/config.json", ".gitattributes", ".cache/x.json", "additional_chat_templates/old.bin",
+    "tf_model.h5", "model.gguf", "model-Q4_K_M.gguf", "flax_model.msgpack", "pytorch_model.bin",
+    "pytorch_model.bin.index.json", "consolidated.00.pth", "model.onnx", "openvino_model.xml", "weights.npz",
+    "model.ckpt", "model.tflite", "adapter_model.safetensors", "adapter_config.json", "hf_quant_config.json",
+    "quantize_config.json", "training_args.bin", "optimizer.pt", "trainer_state.json", "onnx/model.onnx",
+    "original/params.json", "model.safetensors.index.json", "1_Pooling/config.json", ".gitattributes",
+    ".cache/x.json", "additional_chat_templates/old.bin",
 )  # fmt: skip
 
 
@@ -377,7 +376,7 @@ OF_OTHER_WEIGHTS = (
 def test_an_export_has_what_belongs_to_the_folder_and_nothing_of_other_weights(
     umask: int, folder: Path, tmp_path: Path
 ) -> None:
-    """With the permissions that umask gives, whatever the source's are."""
+    """Copies get the permissions of umask, whatever the source's are."""
     source, out = tmp_path / "source", tmp_path / "out"
     for name in ("config.json", *BELONGS, *OF_OTHER_WEIGHTS):
         (source / name).parent.mkdir(parents=True, exist_ok=True)

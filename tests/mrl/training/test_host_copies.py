@@ -1,4 +1,4 @@
-"""Off-loading's copies in the host's memory and the parameter memory on top: bytes, order of calls, what is copied again."""
+"""Off-loading's host copies and the parameter memory on top: bytes, order of calls, repeated copies."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> RecordedCuda:
 
 
 def tensors() -> list[torch.Tensor]:
-    """Uneven sizes and types, one without elements."""
+    """Return tensors of uneven sizes and types, one of them empty."""
     made = [torch.randn(5, 7), torch.randn(3).to(torch.bfloat16), torch.empty(0), torch.tensor(2.0)]
     return [t.clone() for t in made]
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_what_comes_back_is_what_left(keep: bool) -> None:
-    copies, own = HostCopies(torch.device("cpu"), keep=keep), tensors()
-    before = [t.clone() for t in own]
-    copies.start(own)
-    for tensor in own:
+    copies, originals = HostCopies(torch.device("cpu"), keep=keep), tensors()
+    before = [t.clone() for t in originals]
+    copies.start(originals)
+    for tensor in originals:
         tensor.fill_(9.0)
-    copies.restore(own)
-    assert all(torch.equal(a, b) for a, b in zip(own, before, strict=True))
+    copies.restore(originals)
+    assert all(torch.equal(a, b) for a, b in zip(originals, before, strict=True))
     assert (copies.num_bytes > 0) == keep
 
 
 def test_pinned_buffers_are_made_once_and_copies_run_on_their_own_stream(cuda: RecordedCuda) -> None:
-    """One registration for all tensors; one wait, however many there are."""
-    copies, own = HostCopies(DEVICE, keep=True), [torch.randn(4) for _ in range(100)]
-    copies.start(own)
+    """One registration serves all tensors, and one wait, however many there are."""
+    copies, originals = HostCopies(DEVICE, keep=True), [torch.randn(4) for _ in range(100)]
+    copies.start(originals)
     copies.wait()
     assert cuda.take() == ["pin", "side waits for current", "on side", "off side", "synchronize side"]
-    copies.restore(own)
+    copies.restore(originals)
     back = ["side waits for current", "on side", "off side", "current waits for side"]
     assert cuda.take() == back  # the host does not wait
-    copies.start(own)
+    copies.start(originals)
     assert "pin" not in cuda.take()
 
 
 def test_a_tensor_that_is_new_gets_a_buffer_and_the_others_keep_theirs(cuda: RecordedCuda) -> None:
     """Adam's moments appear with the first step."""
-    copies, own = HostCopies(DEVICE, keep=True), [torch.randn(1000), torch.randn(10)]
-    copies.start(own)
-    copies.start([*own, torch.randn(1000)])
+    copies, originals = HostCopies(DEVICE, keep=True), [torch.randn(1000), torch.randn(10)]
+    copies.start(originals)
+    copies.start([*originals, torch.randn(1000)])
     assert cuda.take().count("pin") == 2
     assert sum(cuda.registered.values()) == copies.num_bytes < 12_000
 
@@ -72,7 +72,7 @@ def test_buffers_of_tensors_that_are_gone_are_unpinned(cuda: RecordedCuda) -> No
 
 
 def test_copies_that_nobody_holds_any_more_are_unpinned(cuda: RecordedCuda) -> None:
-    """Or their addresses could not be pinned again: seen on an H100, 712 from the runtime."""
+    """Otherwise their addresses could not be pinned again (runtime error 712 on an H100)."""
     for _ in range(3):
         HostCopies(DEVICE, keep=True).start([torch.randn(1000)])
         gc.collect()
@@ -88,7 +88,7 @@ def test_a_refused_registration_says_how_much_was_asked(cuda, monkeypatch) -> No
 
 
 def memory_of(parameters: torch.Tensor) -> ParameterMemory:
-    """One buffer, on a device that is not the CPU."""
+    """Return a parameter memory of one buffer, on a device that is not the CPU."""
     buffer = SimpleNamespace(
         param_data=parameters, grad_data=torch.zeros(len(parameters)), param_index_map={}
     )
@@ -98,13 +98,13 @@ def memory_of(parameters: torch.Tensor) -> ParameterMemory:
 
 
 def copies_to_host(memory: ParameterMemory, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one with every copy of the buffers to the host."""
+    """Return a list that grows by one with every copy of the buffers to the host."""
     made: list[int] = []
     original = HostCopies.start
 
-    def start(self: HostCopies, own: Any) -> None:
-        made.append(len(own))
-        original(self, own)
+    def start(self: HostCopies, tensors: Any) -> None:
+        made.append(len(tensors))
+        original(self, tensors)
 
     monkeypatch.setattr(HostCopies, "start", start)
     return made
@@ -123,7 +123,7 @@ def test_offload_empties_the_buffers_and_reload_fills_them(cuda: RecordedCuda) -
 
 
 def test_parameters_that_nobody_changed_are_not_copied_again(cuda, monkeypatch) -> None:
-    """The copy of the last weight sync serves the reference's swap and an off-load without an update between."""
+    """The last weight sync's copy also serves the reference's swap, and an off-load without an update."""
     memory = memory_of(torch.arange(100.0))
     made = copies_to_host(memory, monkeypatch)
     reference = memory.snapshot()
@@ -161,7 +161,7 @@ def test_what_is_freed_leaves_torchs_cache(cuda: RecordedCuda) -> None:
 
 @pytest.fixture
 def allocator() -> Any:
-    """The allocator's settings of this process, put back afterwards."""
+    """Restore the allocator's settings of this process afterwards."""
     before = torch._C._accelerator_getAllocatorSettings()
     yield torch._C._accelerator_setAllocatorSettings
     torch._C._accelerator_setAllocatorSettings(before or "expandable_segments:False")

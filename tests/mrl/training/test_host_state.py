@@ -1,4 +1,4 @@
-"""Optimizer state that rests in the host's memory: the same weights to the last bit, nothing of it on the device between updates."""
+"""Optimizer state in host memory: bitwise equal weights, nothing on the device between updates."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def worker(
     folder: str,
     layout: dict[str, int],
     fraction: float,
-    more: dict[str, Any],
+    changes: dict[str, Any],
 ) -> MegatronWorker:
     host_state.PIECE_BYTES = PIECE
     section = OptimizerSection(lr=1e-3, warmup_steps=3, weight_decay=0.1, offload_fraction=fraction)
-    return scenarios.worker(rank, world, port, folder, layout, optimizer=section, **more)
+    return scenarios.worker(rank, world, port, folder, layout, optimizer=section, **changes)
 
 
 def trained(rank: int, world: int, port: int, out: str, *where: Any) -> dict[str, Any]:
-    """Two updates, a checkpoint, an update that is refused, and one more."""
+    """Run two updates, save, run a refused update and one more."""
     at = worker(rank, world, port, *where)
     sizes = [state_bytes(at)]
     norms = [metrics["grad_norm"] for metrics in scenarios.train(at, 2)]
@@ -66,7 +66,7 @@ def trained(rank: int, world: int, port: int, out: str, *where: Any) -> dict[str
 
 
 def resumed(rank: int, world: int, port: int, path: str, *where: Any) -> dict[str, Any]:
-    """The third update, from the checkpoint."""
+    """Run the third update from the checkpoint."""
     at = worker(rank, world, port, *where)
     at.load_checkpoint(path)
     scenarios.train(at, 1)
@@ -74,7 +74,7 @@ def resumed(rank: int, world: int, port: int, path: str, *where: Any) -> dict[st
 
 
 def state_bytes(at: MegatronWorker) -> int:
-    """On the device: moments, and master weights that are not the parameters themselves."""
+    """Return the device bytes of moments and of master weights that are not the parameters themselves."""
     owned = [
         tensor
         for part in at.policy.optimizer.parts()
@@ -86,7 +86,7 @@ def state_bytes(at: MegatronWorker) -> int:
 
 
 def test_a_piece_comes_is_updated_and_leaves_before_its_memory_goes(cuda) -> None:
-    """On a GPU the copies run on a stream of their own: it waits for the update, the host waits for the copy back."""
+    """On a GPU, copies run on a separate stream: it waits for the update, the host for the copy back."""
     masters = [torch.full((100,), float(number), requires_grad=True) for number in range(3)]
     inner = torch.optim.SGD(masters, lr=1.0, momentum=0.9)
     named = {"model_float16_groups": [masters], "shard_fp32_from_float16_groups": [masters]}
@@ -118,55 +118,55 @@ def test_a_piece_comes_is_updated_and_leaves_before_its_memory_goes(cuda) -> Non
     ],
 )
 def test_an_update_in_pieces_is_the_whole_one_to_the_last_bit(layout, model, tmp_path) -> None:
-    """With all of the state on the host and with some; checkpoints of one go on with the other."""
+    """Keep all or some of the state on the host; each checkpoint resumes under the other setting."""
     folder, dtype = model
     kinds = {"none": 0.0, "some": 0.4, "all": 1.0}
-    more = {"dtype": dtype}
-    found = {
-        name: run_ranks(trained, 2, str(tmp_path / name), str(folder), layout, fraction, more)
+    changes = {"dtype": dtype}
+    results = {
+        name: run_ranks(trained, 2, str(tmp_path / name), str(folder), layout, fraction, changes)
         for name, fraction in kinds.items()
     }
     for rank in range(2):
-        whole, some, all_ = (found[name][rank] for name in kinds)
+        whole, some, all_ = (results[name][rank] for name in kinds)
         assert whole["digest"] == some["digest"] == all_["digest"]
         assert whole["norms"] == some["norms"] == all_["norms"] and min(whole["norms"]) > 0
         assert all_["sizes"] == [0, 0]
         assert 0.4 * whole["sizes"][1] <= some["sizes"][1] <= 0.6 * whole["sizes"][1]
     for source, fraction in (("all", 0.0), ("none", 1.0), ("some", 1.0)):
-        again = run_ranks(resumed, 2, str(tmp_path / source), str(folder), layout, fraction, more)
-        assert [r["digest"] for r in again] == [r["digest"] for r in found["none"]], (source, fraction)
+        again = run_ranks(resumed, 2, str(tmp_path / source), str(folder), layout, fraction, changes)
+        assert [r["digest"] for r in again] == [r["digest"] for r in results["none"]], (source, fraction)
         assert [r["sizes"] == [0] for r in again] == [fraction == 1.0] * 2
 
 
 @pytest.mark.integration
 def test_so_it_is_with_transformer_engines_adam(tmp_path: Path) -> None:
-    """Which counts its steps by group, and makes its states anew when it loads."""
+    """It counts its steps per group, and rebuilds its states on load."""
     folder = write_model(tmp_path / "model", dtype=torch.bfloat16)
-    more = {"dtype": "bfloat16", "spec": "transformer_engine"}
+    changes = {"dtype": "bfloat16", "spec": "transformer_engine"}
     whole, host = (
-        run_ranks(trained, 1, str(tmp_path / name), str(folder), {}, fraction, more, stand_ins=FOLDER)[0]
+        run_ranks(trained, 1, str(tmp_path / name), str(folder), {}, fraction, changes, stand_ins=FOLDER)[0]
         for name, fraction in (("none", 0.0), ("all", 1.0))
     )
     assert host["digest"] == whole["digest"] and host["sizes"] == [0, 0] < whole["sizes"]
     for source, fraction in (("all", 0.0), ("none", 1.0)):
         path = str(tmp_path / source)
-        (again,) = run_ranks(resumed, 1, path, str(folder), {}, fraction, more, stand_ins=FOLDER)
+        (again,) = run_ranks(resumed, 1, path, str(folder), {}, fraction, changes, stand_ins=FOLDER)
         assert again["digest"] == whole["digest"], (source, fraction)
 
 
 @pytest.mark.parametrize("keep_parameters", [False, True])
 def test_an_off_loaded_model_leaves_nothing_but_parameters_that_are_kept(keep_parameters, cuda) -> None:
     """Gradients, master weights and moments leave the device, and come back."""
-    master, moment, asked = torch.ones(6), torch.ones(6), []
+    master, moment, done = torch.ones(6), torch.ones(6), []
     inner = SimpleNamespace(param_groups=[{"params": [master]}], state={master: {"exp_avg": moment}})
     model = TrainedModel.__new__(TrainedModel)
-    model.optimizer = own = Optimizer.__new__(Optimizer)
-    own._device, own._copies, own._away = DEVICE, HostCopies(DEVICE, keep=True), []
-    own.megatron = SimpleNamespace(optimizer=inner)
+    model.optimizer = optimizer = Optimizer.__new__(Optimizer)
+    optimizer._device, optimizer._copies, optimizer._away = DEVICE, HostCopies(DEVICE, keep=True), []
+    optimizer.megatron = SimpleNamespace(optimizer=inner)
     calls = ("free_gradients", "offload", "start_copy", "reload")
-    model.memory = SimpleNamespace(**{name: lambda name=name: asked.append(name) for name in calls})
+    model.memory = SimpleNamespace(**{name: lambda name=name: done.append(name) for name in calls})
     model.offload(keep_parameters=keep_parameters)
     assert [t.untyped_storage().size() for t in (master, moment)] == [0, 0]
     model.reload()
-    assert asked == ["free_gradients" if keep_parameters else "offload", "start_copy", "reload"]
+    assert done == ["free_gradients" if keep_parameters else "offload", "start_copy", "reload"]
     assert torch.equal(master, torch.ones(6)) and torch.equal(moment, torch.ones(6))

@@ -1,5 +1,4 @@
-"""Folders that hold a model of images beside the one of text, and experts in two tensors: both forms are read, and an
-export has the form of its source and all of its images."""
+"""Folders with an image model and stacked experts: both forms load, and exports keep form and images."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from tests.tiny_models import write_model
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as Qwen3.5 with experts is published, with a layer of multi-token prediction."""
+    """Return a folder as Qwen3.5 with experts is published, with a multi-token prediction layer."""
     folder = write_model(tmp_path_factory.mktemp("source") / "model", "qwen3_5_moe", mtp_num_hidden_layers=1)
     weights = load_file(folder / "model.safetensors")
     save_file(weights | {"mtp.fc.weight": torch.ones(2, 2)}, folder / "model.safetensors")
@@ -40,8 +39,7 @@ def checkpoint(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_both_forms_of_a_folder_are_read_alike(source: Path, tmp_path: Path) -> None:
-    """As published, and as transformers writes the model of text: other names, each expert by itself; whatever part of
-    a tensor a rank holds."""
+    """Load the published form, and transformers' text form with other names and separate experts."""
     other = shutil.copytree(source, tmp_path / "text")
     weights = text_alone(load_file(source / "model.safetensors"))
     assert any(".experts.7.up_proj" in name for name in weights) and not any("visual" in n for n in weights)
@@ -52,7 +50,7 @@ def test_both_forms_of_a_folder_are_read_alike(source: Path, tmp_path: Path) -> 
 
 
 def test_an_export_has_the_sources_form_and_images(source: Path, checkpoint: Path, tmp_path: Path) -> None:
-    """To the last bit, in files of any size; what is not trained and not carried along config.json does not promise."""
+    """The export is bitwise equal for any file size; config.json omits parts neither trained nor copied."""
     files = export_folder.export_checkpoint(
         checkpoint, tmp_path / "out", source=source, dtype="float32", file_bytes=20_000
     )

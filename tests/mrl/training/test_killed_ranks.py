@@ -1,4 +1,4 @@
-"""SIGKILL of one of two ranks at each stage of a save beside the next step: the newest checkpoint is the one before or the new one, whole."""
+"""SIGKILL of a rank at each stage of a save during a step: the newest checkpoint is old or new, and whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.integration
 LAYOUT = {"ep": 2, "dp": 2}
 OLD, NEW = "step-000001", "step-000002"
 NOTICED_SECONDS = 120.0
-"""Within which the other rank ends too; a collective waits longer (collective_seconds of the workers)."""
+"""The other rank ends within this time; a collective waits longer (collective_seconds of the workers)."""
 CASES = (
     (1, "first file", OLD),
     (1, "half its pieces", OLD),
@@ -45,21 +45,21 @@ CASES = (
     (0, "rename", OLD),
     (0, "renamed", NEW),
 )
-"""The rank that is killed, the stage, and the newest checkpoint then. Before each file of its own; once all of its files are
-there; once it told the other that it has no error; before the manifest is written, which rank 0 does; around the rename."""
+"""The killed rank, the stage, and the newest checkpoint after it: before each of its files; with all of them
+written; after it reported no error; before rank 0 writes the manifest; around the rename."""
 IN_THE_STEP = ("first file", "half its pieces", "last file")
-"""Stages of the thread that writes: the rank is inside the next step, and the other one waits for it there. At the others both
-ranks begin their files when that step is over, so that what they write is not what training holds by then."""
+"""Stages of the writing thread: the rank is inside the next step, and the other one waits for it. At others
+both ranks begin their files after that step, so that training has changed the weights by then."""
 
 
 class Step:
-    """The step beside which a checkpoint is written."""
+    """The training step that runs while a checkpoint is written."""
 
     def __init__(self, at: MegatronWorker) -> None:
         self._at, self.begun, self.over = at, threading.Event(), threading.Event()
 
     def run(self, *, ends: bool) -> None:
-        """Where it does not end, this rank stays in its loss."""
+        """Run the step; if it must not end, this rank stays in its loss."""
 
         def loss(*arguments: Any, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
             self.begun.set()
@@ -79,7 +79,7 @@ def die() -> NoReturn:
 
 
 def before(event: str, name: str, act: Callable[[], object]) -> None:
-    """Calls `act` before the first file operation of this process on a path that ends in `name`."""
+    """Call `act` before this process's first `event` on a path that ends in `name`."""
     left = [act]
 
     def hear(heard: str, arguments: tuple[Any, ...]) -> None:
@@ -90,7 +90,7 @@ def before(event: str, name: str, act: Callable[[], object]) -> None:
 
 
 def after_pieces(count: int, act: Callable[[], object]) -> None:
-    """Calls `act` when this process wrote so many pieces of its file, and they are on disk."""
+    """Call `act` once this process has written `count` pieces of its file to disk."""
     write, written = shard_writer._write_piece, []
 
     def counted(stream: Any, *arguments: Any, **options: Any) -> Any:
@@ -104,7 +104,7 @@ def after_pieces(count: int, act: Callable[[], object]) -> None:
 
 
 def arm(stage: str, victim: int, rank: int, pids: list[int], step: Step) -> None:
-    """Has this rank act at a stage of the next save."""
+    """Prepare this rank to act at a stage of the next save."""
 
     def die_in_the_step() -> None:
         assert step.begun.wait(60.0)
@@ -127,7 +127,6 @@ def arm(stage: str, victim: int, rank: int, pids: list[int], step: Step) -> None
 
 
 def kill(pid: int) -> None:
-    """SIGKILL of another process; returns when it is over."""
     process = psutil.Process(pid)
     process.kill()
     process.wait(60.0)
@@ -136,16 +135,16 @@ def kill(pid: int) -> None:
 def save_and_be_killed(
     rank: int, port: int, model: str, out: str, layout: dict[str, int], victim: int, stage: str
 ) -> None:
-    """A step, a save, a step, a save beside the third step, in which, or in whose commit, one rank is killed."""
+    """Train and save twice, the second save during the third step; one rank dies in it or in its commit."""
     at = worker(rank, 2, port, model, layout)
-    folder, told = Path(out, "checkpoints"), Path(out, f"told-{rank}")
+    folder, report = Path(out, "checkpoints"), Path(out, f"told-{rank}")
     digests, pids, step = [], [0, 0], Step(at)
     train(at, 1)
     at.save_checkpoint(folder / OLD, {"step": 1})
     digests.append(digest_parameters(at.policy))
     train(at, 1)
     digests.append(digest_parameters(at.policy))
-    told.write_bytes(pickle.dumps(digests))
+    report.write_bytes(pickle.dumps(digests))
     dist.all_gather_object(pids, os.getpid())
     arm(stage, victim, rank, pids, step)
     try:
@@ -153,12 +152,11 @@ def save_and_be_killed(
         step.run(ends=rank != victim or stage not in IN_THE_STEP)
         end_save(at, stage if rank == victim else "")
         train(at, 1)
-    except RuntimeError as error:  # as torch.distributed has it where a peer is gone
-        told.with_suffix(".error").write_text(repr(error))
+    except RuntimeError as error:  # torch.distributed's error if a peer is gone
+        report.with_suffix(".error").write_text(repr(error))
 
 
 def end_save(at: MegatronWorker, stage: str) -> None:
-    """Commits, or dies at a stage of it."""
     if stage == "written":
         assert at._save is not None and at._save._thread is not None
         at._save._thread.join()
@@ -172,23 +170,23 @@ def end_save(at: MegatronWorker, stage: str) -> None:
 
 
 def go_on(rank: int, world: int, port: int, model: str, out: str, layout: dict[str, int]) -> dict[str, Any]:
-    """What two new ranks find, and what they come to from there: with the second step saved again where it was not."""
+    """Resume from the newest checkpoint on two new ranks; save the second step again if it is missing."""
     at = worker(rank, world, port, model, layout)
-    folder, found = Path(out, "checkpoints"), {}
+    folder, digests = Path(out, "checkpoints"), {}
     newest = latest_checkpoint(folder)
     assert newest is not None
     step = at.load_checkpoint(newest)["step"]
-    found[step] = digest_parameters(at.policy)
+    digests[step] = digest_parameters(at.policy)
     if step == 1:
         train(at, 1)
         at.save_checkpoint(folder / NEW, {"step": 2})
-        found[2] = digest_parameters(at.policy)
+        digests[2] = digest_parameters(at.policy)
     if rank == 0:
         prune(folder, keep=2)
     dist.barrier()
     assert at.load_checkpoint(folder / NEW) == {"step": 2}
-    assert digest_parameters(at.policy) == found[2]
-    return {"newest": newest.name, "digests": found, "left": sorted(path.name for path in folder.iterdir())}
+    assert digest_parameters(at.policy) == digests[2]
+    return {"newest": newest.name, "digests": digests, "left": sorted(path.name for path in folder.iterdir())}
 
 
 @pytest.mark.parametrize(
@@ -224,7 +222,7 @@ def test_a_rank_killed_in_a_save_leaves_one_whole_checkpoint_or_the_other(
         NEW + ".partial" * (newest == OLD),
     ]
     after = run_ranks(go_on, 2, model, str(tmp_path), LAYOUT)
-    for rank, found in enumerate(after):
+    for rank, result in enumerate(after):
         one, two = pickle.loads((tmp_path / f"told-{rank}").read_bytes())
         expected = {1: one, 2: two} if newest == OLD else {2: two}
-        assert found == {"newest": newest, "digests": expected, "left": [OLD, NEW]}
+        assert result == {"newest": newest, "digests": expected, "left": [OLD, NEW]}

@@ -1,7 +1,6 @@
-"""Layouts of many kinds, on real ranks, compute, train and export the same as one rank and transformers. Every family in the
-same few layouts: test_family_matrix.py.
+"""Many layouts on real ranks compute, train and export the same as one rank and transformers.
 
-A good part of the batch's samples is shorter than 2 cp tokens or no multiple of it.
+Many samples are shorter than 2 cp tokens or not a multiple of it. Every family: test_family_matrix.py.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ LONG_LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("qwen3_next", {"pp": 2, "vpp": 2}),  # kinds of layers differ by stage
     ("deepseek_v3", {"tp": 2, "etp": 2}),  # shared experts beside cut ones
 ]
-"""Axes together, where the code of one asks for the other; tests/mrl/training/test_family_matrix.py cuts every family along all axes."""
+"""Axes together, if one's code depends on the other; test_family_matrix.py cuts families along all axes."""
 
 
 def name(value: str | dict[str, int]) -> str:

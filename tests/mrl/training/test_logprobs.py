@@ -23,11 +23,11 @@ def test_values_and_gradients(chunk: int, padding: int, temperature: float) -> N
     expected = log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
     grads = torch.autograd.grad((expected[0] * scale[0] + expected[1] * scale[1]).sum(), (hidden, weight))
 
-    found = logprobs_and_entropy(
+    values = logprobs_and_entropy(
         hidden, weight, targets, vocab_size=31, temperature=temperature, chunk_tokens=chunk
     )
-    found_grads = torch.autograd.grad((found[0] * scale[0] + found[1] * scale[1]).sum(), (hidden, weight))
-    for ours, theirs in zip((*found, *found_grads), (*expected, *grads), strict=True):
+    found_grads = torch.autograd.grad((values[0] * scale[0] + values[1] * scale[1]).sum(), (hidden, weight))
+    for ours, theirs in zip((*values, *found_grads), (*expected, *grads), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
@@ -35,8 +35,8 @@ def test_without_a_gradient_through_the_entropy() -> None:
     hidden = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(6, 4, dtype=torch.float64)
     targets = torch.arange(9) % 6
-    found, _ = logprobs_and_entropy(hidden, weight, targets, vocab_size=6, temperature=1.0, chunk_tokens=4)
-    (ours,) = torch.autograd.grad(found.sum(), hidden)
+    logprobs, _ = logprobs_and_entropy(hidden, weight, targets, vocab_size=6, temperature=1.0, chunk_tokens=4)
+    (ours,) = torch.autograd.grad(logprobs.sum(), hidden)
     log_p = (hidden @ weight.t()).log_softmax(-1)
     (theirs,) = torch.autograd.grad(log_p.gather(1, targets[:, None]).sum(), hidden)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
@@ -46,7 +46,7 @@ def test_two_chunks_of_logits_exist_at_most_and_nothing_is_larger() -> None:
     hidden = torch.randn(512, 4, requires_grad=True)
     weight = torch.randn(1000, 4, requires_grad=True)
     with Largest() as seen:
-        found, entropy = logprobs_and_entropy(
+        logprobs, entropy = logprobs_and_entropy(
             hidden,
             weight,
             torch.zeros(512, dtype=torch.int64),
@@ -54,5 +54,5 @@ def test_two_chunks_of_logits_exist_at_most_and_nothing_is_larger() -> None:
             temperature=1.0,
             chunk_tokens=16,
         )
-        (found.sum() + entropy.sum()).backward()
+        (logprobs.sum() + entropy.sum()).backward()
     assert (seen.elements, seen.alive) == (16 * 1000, 2)

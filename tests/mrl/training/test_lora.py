@@ -1,4 +1,4 @@
-"""Adapters on real ranks: what a zero adapter changes (nothing), what a step is, layouts, checkpoints and exports."""
+"""Adapters on real ranks: zero adapters change nothing; steps, layouts, checkpoints and exports agree."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def lora_of(family: str) -> LoraSection:
 
 
 class Lives:
-    """A family's life on one rank, made when first asked for."""
+    """A family's run on one rank, made on first use."""
 
     def __init__(self, root: Path, one_rank: OneRank) -> None:
         self._root, self._one_rank = root, one_rank
         self._made: dict[str, dict[str, Any]] = {}
 
     def of(self, family: str) -> tuple[Path, Path, dict[str, Any]]:
-        """(the model's folder, that of checkpoint and export, what the rank did)."""
+        """Return the model's folder, that of checkpoint and export, and the rank's results."""
         folder, out = self._one_rank.of(family)[0], self._root / family
         if family not in self._made:
             changes = {"lora": lora_of(family)}
@@ -62,7 +62,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory, one_rank_of: OneRank) -> Liv
 
 
 def check_life(result: dict[str, Any]) -> None:
-    """The reference is the policy before its first update to the last bit, and goes and comes without a trace."""
+    """The reference is bitwise the policy before its first update, and its swap leaves no trace."""
     if result["before"] is not None:
         for name in ("logprobs", "entropy"):
             np.testing.assert_array_equal(result["reference_before"][name], result["before"][name])
@@ -73,7 +73,7 @@ def check_life(result: dict[str, Any]) -> None:
 
 
 def test_a_zero_adapter_changes_no_bit(lives: Lives, one_rank_of: OneRank) -> None:
-    """Of log-probs, and of the parameters that engines read."""
+    """Log-probs and the parameters that engines read stay bitwise equal."""
     folder, _, result = lives.of("qwen3_moe")
     check_life(result)
     whole = one_rank_of.of("qwen3_moe")[1]
@@ -85,7 +85,7 @@ def test_a_zero_adapter_changes_no_bit(lives: Lives, one_rank_of: OneRank) -> No
     ("dtype", "recompute", "bound"), [("float32", "full", 1e-4), ("bfloat16", "off", 0.02)]
 )
 def test_a_step_is_the_full_step_restricted(dtype, recompute, bound, one_rank_of, tmp_path) -> None:
-    """dA = s B^T dW and dB = s dW A^T, where dW is what training all weights has at the same weights."""
+    """dA = s B^T dW and dB = s dW A^T, with the full model's dW at the same weights."""
     folder, _ = one_rank_of.of("deepseek_v3")
     arguments = str(folder), str(tmp_path), lora_of("deepseek_v3"), dtype, recompute
     (difference,) = run_ranks(adapter_runs.restricted_step, 1, *arguments)
@@ -98,22 +98,19 @@ def test_a_step_is_the_full_step_restricted(dtype, recompute, bound, one_rank_of
     ids=["qwen3_moe-tp2-pp2", "deepseek_v3-tp2-ep2"],
 )
 def test_layouts_agree_and_resume(family: str, layout: dict[str, int], lives: Lives, tmp_path: Path) -> None:
-    """Metrics, log-probs and merged weights are one rank's; the ranks hold what is planned; one rank goes on from
-    their checkpoint."""
+    """Metrics, log-probs, merged weights and memory match one rank's, which also resumes the checkpoint."""
     folder, out, one = lives.of(family)
     lora, world = lora_of(family), LayoutSection(**layout).world_size
     results = run_ranks(adapter_runs.life, world, str(folder), layout, str(tmp_path), {"lora": lora})
     batch = random_batch(10, seed=1)
-    for result in results:
-        check_life(result)
-        for ours, theirs in zip(
-            result["metrics"] + result["more"], one["metrics"] + one["more"], strict=True
-        ):
+    for rank in results:
+        check_life(rank)
+        for ours, theirs in zip(rank["metrics"] + rank["more"], one["metrics"] + one["more"], strict=True):
             assert ours == pytest.approx(theirs, abs=5e-5)
-        if result["arrays"] is not None:
-            assert len(result["samples"]) == batch.num_samples
-            np.testing.assert_allclose(result["arrays"]["logprobs"], one["arrays"]["logprobs"], atol=2e-5)
-    assert [result["loaded"] for result in results] == digests_of_folder(folder, layout, dtype="float32")
+        if rank["arrays"] is not None:
+            assert len(rank["samples"]) == batch.num_samples
+            np.testing.assert_allclose(rank["arrays"]["logprobs"], one["arrays"]["logprobs"], atol=2e-5)
+    assert [rank["loaded"] for rank in results] == digests_of_folder(folder, layout, dtype="float32")
     check_memory(folder, layout, lora, results)
     merged, expected = (load_file(at / "merged" / "model.safetensors") for at in (tmp_path, out))
     require_close(merged, expected)
@@ -127,7 +124,7 @@ def test_layouts_agree_and_resume(family: str, layout: dict[str, int], lives: Li
 def check_memory(
     folder: Path, layout: dict[str, int], lora: LoraSection, results: list[dict[str, Any]]
 ) -> None:
-    """Of the first rank of each stage: weights, gradients (but the one that is under way) and optimizer state."""
+    """Compare weights, gradients (but the one in flight) and optimizer state of each stage's first rank."""
     training = TrainingSection(layout=LayoutSection(**layout), dtype="float32", lora=lora)
     facts, sizes = ModelSize(read_config(folder), ""), training.layout.sizes()
     planned = stage_memory(facts, training)
@@ -152,7 +149,7 @@ def test_the_same_layout_goes_on_to_the_last_bit(lives: Lives) -> None:
 
 
 def test_exports_of_an_adapter_checkpoint(lives: Lives, tmp_path: Path) -> None:
-    """Merged it is what the rank held; as a PEFT folder its products are what was added to the base."""
+    """The merged export is what the rank held; the PEFT folder's products are what was added to the base."""
     folder, out, _ = lives.of("deepseek_v3")
     checkpoint, base = out / "step-000002", load_file(folder / "model.safetensors")
     lora = read_manifest(checkpoint)["about"]["lora"]

@@ -1,5 +1,4 @@
-"""What builds tensors for a microbatch runs on "meta": all of it on the device, nothing as large as all pairs of tokens, and
-no wait of the host but the objectives' one."""
+"""Microbatch tensors, on "meta": all on the device, none of all token pairs, one host wait (objectives)."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ from tests.support.meta_mode import OnMeta
 
 @pytest.fixture(autouse=True)
 def no_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks share a vocabulary, and what they tell each other has the same size: on "meta" there is nothing to tell."""
+    """Two ranks share a vocabulary and exchange equal sizes: on "meta" there is nothing to exchange."""
 
     def nothing(*arguments: Any, **options: Any) -> None: ...
 
     def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **options: Any) -> Tensor:
-        """Of the right shape, with the same gradients; torch's own form on "meta" holds all pairs."""
+        """Attend with the correct shape and gradients; torch's own form on "meta" allocates all pairs."""
         return query[..., : value.shape[-1]] * key.sum() * value.sum()
 
     for name in ("all_reduce", "all_gather"):

@@ -17,7 +17,7 @@ def test_warmup_reaches_the_peak_and_stays() -> None:
 
 @pytest.mark.parametrize(("schedule", "middle"), [("linear", 0.55), ("cosine", 0.55)])
 def test_decay_ends_at_the_smallest_rate(schedule: str, middle: float) -> None:
-    section = OptimizerSection(lr=1.0, min_lr=0.1, schedule=schedule, decay_steps=10)  # type: ignore[arg-type]
+    section = OptimizerSection(lr=1.0, min_lr=0.1, schedule=schedule, decay_steps=10)  # type: ignore
     rates = [learning_rate(section, step) for step in range(15)]
     assert rates[0] == 1.0 and rates[5] == pytest.approx(middle)
     assert rates[10:] == pytest.approx([0.1] * 5)
@@ -52,7 +52,7 @@ def test_bfloat16_moments_are_refused_by_name_where_they_cannot_be() -> None:
 
 
 def test_torchs_adam_works_on_one_shard_after_the_other() -> None:
-    """Its default on GPUs updates all at once, with one more float32 copy of every shard; checkpoints bring that back."""
+    """Its GPU default updates all shards at once, with one more float32 copy; checkpoints bring that back."""
     optimizer, adam = Optimizer.__new__(Optimizer), torch.optim.AdamW([torch.zeros(3)], foreach=True)
     optimizer.section, optimizer.megatron = OptimizerSection(), adam
     optimizer._set_groups(1e-3)

@@ -1,6 +1,6 @@
-"""Whole optimizer steps of real ranks against transformers in float64, torch's AdamW and a schedule written out here.
+"""Optimizer steps of real ranks against transformers in float64, torch's AdamW and a schedule by hand.
 
-The oracle shares no code with the project: comparing layouts with each other does not show a rule that all of them get wrong.
+The oracle shares no code with the project: comparing layouts does not show a rule that all of them get wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ CLIP = 0.05
 EPS = 1e-5
 """So large that the sign of a gradient of nearly 0 decides nothing."""
 SAVED = OptimizerSection(
-    lr=2e-3, min_lr=2e-4, warmup_steps=2, schedule="cosine", decay_steps=8, weight_decay=0.1, eps=EPS, clip_grad=CLIP
+    lr=2e-3, min_lr=2e-4, warmup_steps=2, schedule="cosine", decay_steps=8, weight_decay=0.1,
+    eps=EPS, clip_grad=CLIP,
 )  # fmt: skip
 RESUMED = SAVED.model_copy(
     update={"lr": 1e-3, "min_lr": 4e-4, "weight_decay": 0.5, "beta1": 0.8, "beta2": 0.9}
@@ -51,7 +52,7 @@ def save_after_steps(
 def resume_and_export(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], path: str, out: str
 ) -> list[dict[str, float]]:
-    """The rest of the steps from the checkpoint, under other settings."""
+    """Run the remaining steps from the checkpoint under other settings."""
     at = scenarios.worker(rank, world, port, folder, layout, optimizer=RESUMED)
     at.load_checkpoint(path)
     metrics = scenarios.train(at, len(RATES) - STEPS_SAVED)
@@ -60,7 +61,7 @@ def resume_and_export(
 
 
 def oracle_loss(model: Any, batch: TrainBatch) -> torch.Tensor:
-    """Cross entropy at the scenarios' temperature over the loss mask, one sample at a time."""
+    """Return the cross entropy at the scenarios' temperature over the loss mask, one sample at a time."""
     total = torch.zeros((), dtype=torch.float64)
     for start, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
         tokens, mask = (
@@ -73,7 +74,7 @@ def oracle_loss(model: Any, batch: TrainBatch) -> torch.Tensor:
 
 
 def oracle_steps(folder: Path) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """(checkpoint tensors after all steps, gradient norms before clipping)."""
+    """Return checkpoint tensors after all steps, and gradient norms before clipping."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -86,8 +87,8 @@ def oracle_steps(folder: Path) -> tuple[dict[str, torch.Tensor], list[float]]:
     batch, totals = random_batch(10, seed=1), []
     for step, rate in enumerate(RATES):
         decay, betas = (0.1, (0.9, 0.95)) if step < STEPS_SAVED else (0.5, (0.8, 0.9))
-        for group, own in zip(adam.param_groups, (decay, 0.0), strict=True):
-            group.update(lr=float(rate), weight_decay=own, betas=betas)
+        for group, group_decay in zip(adam.param_groups, (decay, 0.0), strict=True):
+            group.update(lr=float(rate), weight_decay=group_decay, betas=betas)
         adam.zero_grad()
         oracle_loss(model, batch).backward()
         gradients = [p.grad for p in named.values() if p.grad is not None]
@@ -109,7 +110,7 @@ def oracle_steps(folder: Path) -> tuple[dict[str, torch.Tensor], list[float]]:
 def test_steps_before_and_after_a_resume_are_adamws_with_norms_left_undecayed(
     family: str, first: dict[str, int], second: dict[str, int], tmp_path: Path
 ) -> None:
-    """Decay, clipping, warm-up and decay of the rate, in a layout and another, under settings that changed between them."""
+    """Weight decay, clipping and schedule agree in two layouts, with settings that changed between them."""
     folder = write_model(tmp_path / "model", family)
     checkpoint, out = str(tmp_path / "step-2"), str(tmp_path / "out")
     worlds = [LayoutSection(**layout).world_size for layout in (first, second)]

@@ -1,5 +1,4 @@
-"""Gradients that are summed over replicas during the backward pass are those that are summed after it, and the order in which it
-happens."""
+"""Gradients summed over replicas during the backward pass equal those summed after it; order of events."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ LONG_LAYOUTS: list[tuple[str, dict[str, int], dict[str, Any]]] = [
 
 
 def name(value: Any) -> str:
-    if isinstance(value, str) or not all(isinstance(each, int) for each in value.values()):
+    if isinstance(value, str) or not all(isinstance(size, int) for size in value.values()):
         return str(value) if isinstance(value, str) else "-".join(value)
     return name_of(value)
 
@@ -60,7 +59,7 @@ def name(value: Any) -> str:
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("family", "layout", "changes"),
-    [*LAYOUTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_LAYOUTS)],
+    [*LAYOUTS, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG_LAYOUTS)],
     ids=name,
 )
 def test_the_sums_are_the_same(family, layout, changes, one_rank_of) -> None:
@@ -76,7 +75,7 @@ def test_a_critic_sums_the_same(layout: dict[str, int], one_rank_of: OneRank) ->
 
 
 def check(folder: Path, layout: dict[str, int], changes: dict[str, Any]) -> None:
-    """Rank 0, of the first stage, had several buckets to compare."""
+    """Compare, and check that rank 0, of the first stage, had several buckets."""
     world = LayoutSection(**layout).world_size
     results = run_ranks(compare, world, str(folder), layout, changes)
     assert results[0] > 1, results
@@ -87,13 +86,10 @@ def compare(
 ) -> int:
     """Compare updates with several buckets to updates with one sum at the end; return the number of buckets.
 
-    With two replicas gradients and parameters are equal to the bit: the order of two summands does not matter. With more
-    replicas gloo begins each element's sum at another one. Then the rate is 0, so that both begin each update from equal
-    parameters, and gradients differ by at most the rounding of a sum in another order (`rounding_of`). Adam would turn that
-    rounding into steps of the rate's size where a gradient is nearly 0.
-
-    Of four updates one has dummies on the second replica, one has nothing but dummies there, one is refused by it, and the last is
-    as the first.
+    With two replicas gradients and parameters are bitwise equal: the order of two summands does not matter.
+    With more, gloo begins each element's sum at another one. Then the rate is 0, so that parameters stay
+    equal, and gradients differ at most by reordered rounding (`rounding_of`), which Adam would amplify.
+    The second replica has some dummies, then only dummies, then refuses an update; the last is as the first.
     """
     has_value_head = changes.get("has_value_head", False)
     at = worker(
@@ -109,15 +105,10 @@ def compare(
     batch = random_batch(10, seed=1)
     _, shard = shard_of(batch, at)
     lonely = batch if at.place.dp == 0 else batch.select(np.zeros(0, np.int64))
-    objective = squared_values if has_value_head else cross_entropy
-    refuses = refused if at.place.dp == 1 else objective
+    plain = squared_values if has_value_head else cross_entropy
+    refuses = refused if at.place.dp == 1 else plain
     exact = max(at.layout.dp * at.layout.cp, at.layout.edp) == 2
-    updates = (
-        (shard, objective, 0.0),
-        (lonely, objective, 0.0),
-        (shard, refuses, 1.0),
-        (shard, objective, 0.0),
-    )
+    updates = ((shard, plain, 0.0), (lonely, plain, 0.0), (shard, refuses, 1.0), (shard, plain, 0.0))
     for share, loss, skipped in updates:
         outcomes = [accumulate(model, share, loss) for model in (at.policy, late)]
         assert outcomes[0] == pytest.approx(outcomes[1], rel=1e-6, abs=0, nan_ok=True), outcomes
@@ -133,7 +124,7 @@ def compare(
 
 
 def noting_what_is_left(reduction: Any) -> list[int]:
-    """Grows with every update by the number of sums that start after its backward passes alone."""
+    """Return a list that grows with every update by the sums that start after its backward passes alone."""
     left, finish = [], reduction.finish
 
     def noted() -> None:
@@ -145,7 +136,7 @@ def noting_what_is_left(reduction: Any) -> list[int]:
 
 
 def noting_largest_gradients(model: TrainedModel) -> dict[str, float]:
-    """Return a dictionary that gets each parameter's largest gradient of this rank before ranks sum theirs, at every update."""
+    """Return a dict that each update fills with the rank's largest gradient per parameter, before the sum."""
     largest: dict[str, float] = {}
     config = model.chunks.config
     sum_gradients: Any = config.finalize_model_grads_func
@@ -162,10 +153,10 @@ def noting_largest_gradients(model: TrainedModel) -> dict[str, float]:
 
 
 def rounding_of(largest: dict[str, float]) -> dict[str, float]:
-    """Return by how much two sums over ranks, each in an order of its own, can differ in an element.
+    """Return by how much two sums over ranks, in different orders, can differ in an element.
 
-    A sum of n numbers in any order is off by at most (n - 1) u sum |x_i|, u = eps / 2 (Higham, Accuracy and Stability of
-    Numerical Algorithms, 4.2); so two differ by at most (n - 1) eps sum |x_i|. n is at most the number of ranks.
+    A sum of n numbers in any order is off by at most (n - 1) u sum |x_i|, u = eps / 2 (Higham, Accuracy and
+    Stability of Numerical Algorithms, 4.2); two differ by at most (n - 1) eps sum |x_i|, for n ranks at most.
     """
     ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, largest)
@@ -191,25 +182,25 @@ def parameters(model: TrainedModel) -> dict[str, Tensor]:
 
 
 def gradients(model: TrainedModel) -> dict[str, Tensor]:
-    """The summed gradient of each trained parameter, whole: replicas have a share of every bucket."""
-    found = {}
+    """Return the summed gradient of each trained parameter, whole: replicas share every bucket."""
+    summed = {}
     for chunk, wrapped in enumerate(model._models):
         names = {parameter: name for name, parameter in wrapped.module.named_parameters()}
         for buffer in (*wrapped.buffers, *wrapped.expert_parallel_buffers):
             size, rank = buffer.data_parallel_group.size(), buffer.data_parallel_group.rank()
             for bucket in buffer.buckets:
                 whole = torch.empty_like(bucket.grad_data)
-                own = bucket.grad_data.chunk(size)[rank]
-                dist.all_gather_single(whole, own, group=buffer.data_parallel_group)
+                shard = bucket.grad_data.chunk(size)[rank]
+                dist.all_gather_single(whole, shard, group=buffer.data_parallel_group)
                 for parameter, (start, end) in bucket.param_to_index.items():
-                    found[f"{chunk} {names[parameter]}"] = whole[start:end]
-    return found
+                    summed[f"{chunk} {names[parameter]}"] = whole[start:end]
+    return summed
 
 
 def require_equal(
     ours: dict[str, Tensor], theirs: dict[str, Tensor], bounds: Mapping[str, float] | None = None
 ) -> None:
-    """Check that tensors are equal to the bit, or differ by at most the bound under their name."""
+    """Check that tensors are bitwise equal, or differ by at most the bound under their name."""
     assert ours.keys() == theirs.keys()
     for key, tensor in ours.items():
         bound = bounds[key] if bounds else 0.0
@@ -225,28 +216,27 @@ def require_equal(
 
 @pytest.mark.integration
 def test_sums_start_before_the_backward_pass_is_over(one_rank_of: OneRank) -> None:
-    """Gradients of the first layer, in the last microbatch, come after the last layer's sum has started, and nothing waits for a
-    sum until all have come; without overlap sums start after all gradients. Both ranks start them in one order, one of which
-    runs a dummy last."""
+    """Later layers' sums start before the first layer's gradients; without overlap, after all of them.
+
+    No wait comes before the last gradient, and the order is the same on the rank that runs a dummy last.
+    """
     folder = str(one_rank_of.of("qwen3_moe")[0])
     early, late = (run_ranks(order_of_events, 2, folder, {"dp": 2}, changes) for changes in (
         {"overlap_grad_reduce": True, "bucket_size": SMALL}, {"overlap_grad_reduce": False},
     ))  # fmt: skip
-    for events in early:
-        first_layer = [i for i, event in enumerate(events) if event.startswith("gradient decoder.layers.0.")]
-        starts = [i for i, event in enumerate(events) if event.startswith("start")]
-        last_gradient = max(i for i, event in enumerate(events) if event.startswith("gradient"))
-        assert len(starts) > 4 and events.count("microbatch") >= 2, events
-        assert starts[0] > len(events) - 1 - events[::-1].index("microbatch"), (
-            "a sum before the last microbatch"
-        )
+    for log in early:
+        first_layer = [i for i, event in enumerate(log) if event.startswith("gradient decoder.layers.0.")]
+        starts = [i for i, event in enumerate(log) if event.startswith("start")]
+        last_gradient = max(i for i, event in enumerate(log) if event.startswith("gradient"))
+        assert len(starts) > 4 and log.count("microbatch") >= 2, log
+        assert starts[0] > len(log) - 1 - log[::-1].index("microbatch"), "a sum before the last microbatch"
         before = [start for start in starts if start < min(i for i in first_layer if i > starts[0])]
-        assert len(before) > 2, events
-        assert min(i for i, event in enumerate(events) if event == "wait") > last_gradient
+        assert len(before) > 2, log
+        assert min(i for i, event in enumerate(log) if event == "wait") > last_gradient
     assert sums_of(early[0]) == sums_of(early[1])
-    for events in late:
-        last_gradient = max(i for i, event in enumerate(events) if event.startswith("gradient"))
-        assert min(i for i, event in enumerate(events) if event.startswith("start")) > last_gradient
+    for log in late:
+        last_gradient = max(i for i, event in enumerate(log) if event.startswith("gradient"))
+        assert min(i for i, event in enumerate(log) if event.startswith("start")) > last_gradient
 
 
 def sums_of(events: list[str]) -> list[str]:
@@ -256,16 +246,16 @@ def sums_of(events: list[str]) -> list[str]:
 def order_of_events(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], changes: dict[str, Any]
 ) -> list[str]:
-    """What happens in the second of two updates: microbatches, gradients by their parameters, starts of sums, and waits for them."""
+    """Return the events of the second update: microbatches, gradients, starts of sums, and waits for them."""
     at = worker(rank, world, port, folder, layout, **changes)
     (model,) = at.policy._models
     _, shard = shard_of(random_batch(10, seed=1), at)
     accumulate(at.policy, shard, cross_entropy)
     events: list[str] = []
 
-    def noting(what: str, call: Any) -> Any:
+    def noting(event: str, call: Any) -> Any:
         def noted(*args: Any, **kwargs: Any) -> Any:
-            events.append(what)
+            events.append(event)
             return call(*args, **kwargs)
 
         return noted
@@ -283,7 +273,7 @@ def order_of_events(
 
 @pytest.mark.integration
 def test_a_microbatch_without_gradients_delays_the_sums_alone(one_rank_of: OneRank) -> None:
-    """One replica's last microbatch brings no gradient at all: its sums are the other's, started last, in the order of all."""
+    """One replica's last microbatch has no gradient: its sums start last, in the order of all."""
     run_ranks(one_sided, 2, str(one_rank_of.of("qwen3")[0]))
 
 
@@ -294,9 +284,7 @@ def one_sided(rank: int, world: int, port: int, folder: str) -> None:
     both = {key: gradient.clone() for key, gradient in gradients(at.policy).items()}
     accumulate(at.policy, batch, cross_entropy if rank == 0 else constant)
     require_equal({key: 2 * gradient for key, gradient in gradients(at.policy).items()}, both)
-    reduction: Any = (
-        at.policy._reduction
-    )  # as that pass left it: every gradient had come on rank 0, none on rank 1
+    reduction: Any = at.policy._reduction  # every gradient had come on rank 0, none on rank 1
     if rank == 1:
         return
     with pytest.raises(RuntimeError, match="twice in one micro-batch"):
@@ -305,7 +293,7 @@ def one_sided(rank: int, world: int, port: int, folder: str) -> None:
 
 
 def constant(**_: Any) -> Any:
-    """A loss that nothing of the model's enters."""
+    """Return a loss that does not depend on the model."""
     return torch.zeros((), requires_grad=True), {}
 
 
@@ -317,8 +305,7 @@ def test_parameters_are_gathered_once_while_the_experts_are_stepped(one_rank_of:
 
 
 def gathers(rank: int, world: int, port: int, folder: str) -> tuple[list[str], int]:
-    """Steps of Megatron's optimizers and gathered buckets in one update, and the number of buckets; every rank has the same
-    parameters when step() returns."""
+    """Return an update's optimizer steps and gathers, and the number of buckets; compare parameters."""
     at = worker(rank, world, port, folder, {"dp": 2}, overlap_grad_reduce=True, bucket_size=SMALL)
     events: list[str] = []
     gather, parts = dist.all_gather_single, at.policy.optimizer.parts()

@@ -1,4 +1,4 @@
-"""One step over pairs is the same in every layout and for every microbatch size: loss, metrics and gradient."""
+"""A step over pairs has the same loss, metrics and gradient for every layout and microbatch size."""
 
 from __future__ import annotations
 
@@ -29,21 +29,19 @@ OBJECTIVES = (
 def preference_steps(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], microbatch_tokens: int
 ) -> Steps:
-    """Log-probs of all rows, then each objective's metrics and gradient norm, by weights that stay as they are."""
+    """Return all rows' log-probs, then each objective's metrics and gradient norm at fixed weights."""
     at = scenarios.worker(rank, world, port, folder, layout, microbatch_tokens=microbatch_tokens)
     rows = pairs()
-    found = row_logprobs(at, rows, batch_rows=4)
-    # No two margins are equal: rounding alone would say which side of a tie is right.
-    reference = {
-        n: [value - 0.3137 + 0.2 * i for i, value in enumerate(values)] for n, values in found.items()
-    }
+    logprobs = row_logprobs(at, rows, batch_rows=4)
+    # No two margins are equal: in a tie, rounding alone would pick the correct side.
+    reference = {n: [x - 0.3137 + 0.2 * i for i, x in enumerate(values)] for n, values in logprobs.items()}
     shard = own_share(build_tune_batch(rows, range(len(rows)), reference), at)
-    told = [told_of(found)]
+    steps = [told_of(logprobs)]
     for section in OBJECTIVES:
         counts = {"num_rows": float(len(rows))}
         metrics, _ = at.accumulate(shard, PreferenceObjective(section), counts)
-        told.append(metrics | at.step(lr=0.0))
-    return told
+        steps.append(metrics | at.step(lr=0.0))
+    return steps
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +52,10 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Steps]:
 
 @pytest.mark.parametrize(
     ("layout", "tokens"),
-    [*LAYOUTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_LAYOUTS)],
+    [*LAYOUTS, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG_LAYOUTS)],
     ids=name,
 )
 def test_a_step_over_pairs_is_that_of_one_rank(layout, tokens, one_rank) -> None:
     folder, expected = one_rank
-    for told in run_ranks(preference_steps, LayoutSection(**layout).world_size, str(folder), layout, tokens):
-        compare(told, expected)
+    for steps in run_ranks(preference_steps, LayoutSection(**layout).world_size, str(folder), layout, tokens):
+        compare(steps, expected)

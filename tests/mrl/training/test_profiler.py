@@ -1,4 +1,4 @@
-"""A recorded step: what torch's profiler saw lies in the run's folder, inside the phases it happened in."""
+"""A recorded step: the profiler's events are in the run's folder, inside the phases they happened in."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_record_has_the_phases_and_what_ran_in_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_on_a_gpu_its_work_its_allocations_and_the_phases_are_recorded(memory, tmp_path, monkeypatch) -> None:
-    """The calls of torch.cuda, each with arguments that torch's own function takes."""
+    """The calls of torch.cuda have arguments that torch's own functions take."""
     calls: list[str] = []
 
     def recorded(real: Any) -> Any:

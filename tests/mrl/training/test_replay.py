@@ -1,4 +1,4 @@
-"""A pass that is given routes takes them, the same in every layout, and says how far the routers agree."""
+"""A pass with given routes takes them, the same in every layout, and reports the routers' agreement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _name(value: dict[str, Any]) -> str:
 
 
 class OneRank:
-    """A family's folder, and what one rank finds in it."""
+    """A family's folder and one rank's results from it."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._made = root, {}
@@ -47,8 +47,8 @@ class OneRank:
         if kind not in self._made:
             folder = write_model(self._root / kind, family)
             changes = {"lora": lora} if lora else {}
-            (found,) = run_ranks(replays.record_and_replay, 1, str(folder), {}, changes)
-            self._made[kind] = folder, found
+            (result,) = run_ranks(replays.record_and_replay, 1, str(folder), {}, changes)
+            self._made[kind] = folder, result
         return self._made[kind]
 
 
@@ -67,9 +67,9 @@ def test_every_layout_takes_the_routes_it_is_given(family, layout, changes, one_
     world = LayoutSection(**layout).world_size
     results = run_ranks(replays.record_and_replay, world, str(folder), layout, changes)
     batch = random_batch(10, seed=1)
-    found = [result for result in results if result["given"] is not None]
-    assert sorted(np.concatenate([r["samples"] for r in found]).tolist()) == list(range(10))
-    for result in found:
+    outputs = [result for result in results if result["given"] is not None]
+    assert sorted(np.concatenate([r["samples"] for r in outputs]).tolist()) == list(range(10))
+    for result in outputs:
         index = batch.positions(result["samples"])
         for name in ("given", "reference", "after"):
             np.testing.assert_allclose(
@@ -87,23 +87,23 @@ def test_every_layout_takes_the_routes_it_is_given(family, layout, changes, one_
     [("qwen3_moe", None), ("qwen3_moe", LORA), pytest.param("deepseek_v3", None, marks=pytest.mark.slow)],
 )
 def test_given_routes_are_others_and_the_reference_takes_them_too(family, lora, one_rank) -> None:
-    """Before the first update policy and reference are one, so that their KL is exactly 0."""
-    _, found = one_rank.of(family, lora)
-    given, recorded = found["given"]["logprobs"], found["recorded"]["logprobs"]
+    """Before the first update policy and reference are equal, so that their KL is exactly 0."""
+    _, result = one_rank.of(family, lora)
+    given, recorded = result["given"]["logprobs"], result["recorded"]["logprobs"]
     assert np.abs(given - recorded).max() > 0.1
-    np.testing.assert_array_equal(given, found["reference"]["logprobs"])
-    assert np.abs(given - found["after"]["logprobs"]).max() > 1e-3
-    topk = found["recorded"]["routes"].shape[2]
-    assert found["metrics"]["routing/agreement"] == pytest.approx(topk / replays.EXPERTS, abs=0.05)
+    np.testing.assert_array_equal(given, result["reference"]["logprobs"])
+    assert np.abs(given - result["after"]["logprobs"]).max() > 1e-3
+    topk = result["recorded"]["routes"].shape[2]
+    assert result["metrics"]["routing/agreement"] == pytest.approx(topk / replays.EXPERTS, abs=0.05)
 
 
 def test_a_pass_that_is_given_its_own_choices_is_itself(one_rank: OneRank) -> None:
-    """To rounding: padding visits other experts, and products of other rows round differently."""
+    """Equal up to rounding: padding visits other experts, and products of other rows round differently."""
     folder, _ = one_rank.of("qwen3_moe")
-    (found,) = run_ranks(replays.replay_own, 1, str(folder), {})
-    np.testing.assert_allclose(found["first"]["logprobs"], found["again"]["logprobs"], atol=2e-6)
-    own = found["own"]
-    assert (own.pop("routing/agreement"), own.pop("routing/agreement_min")) == (1.0, 1.0)
-    assert own["loss"] == pytest.approx(found["plain"]["loss"], abs=1e-6)
-    assert "sample 3.0 has 1 rows of routes for" in found["errors"][0]
-    assert "sample 2.0 has" in found["errors"][1] and "1 not recorded" in found["errors"][1]
+    (result,) = run_ranks(replays.replay_own, 1, str(folder), {})
+    np.testing.assert_allclose(result["first"]["logprobs"], result["again"]["logprobs"], atol=2e-6)
+    replayed = result["own"]
+    assert (replayed.pop("routing/agreement"), replayed.pop("routing/agreement_min")) == (1.0, 1.0)
+    assert replayed["loss"] == pytest.approx(result["plain"]["loss"], abs=1e-6)
+    assert "sample 3.0 has 1 rows of routes for" in result["errors"][0]
+    assert "sample 2.0 has" in result["errors"][1] and "1 not recorded" in result["errors"][1]

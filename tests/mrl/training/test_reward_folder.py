@@ -1,4 +1,4 @@
-"""A reward model's folder: what Megatron scored, transformers scores too, and what scores another token is refused."""
+"""A reward model's folder: transformers' scores match Megatron's, and scoring another token is refused."""
 
 from __future__ import annotations
 
@@ -34,19 +34,18 @@ THREE_CLASSES = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
 
 
 def without_padding(rows: tuple[TuneRow, ...]) -> tuple[TuneRow, ...]:
-    """The rows with another token where they have the padding."""
     for row in rows:
-        for each in row.responses:
-            each.tokens[each.tokens == TOKENIZER.pad_token_id] = 5
+        for response in row.responses:
+            response.tokens[response.tokens == TOKENIZER.pad_token_id] = 5
     return rows
 
 
 def scores_and_folder(rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str) -> Any:
-    """The scores by a reward model with a head that is not 0, written as a folder; then that folder's own."""
+    """Return a reward model's scores, its head nonzero, and export it as a folder."""
     at = scenarios.worker(rank, world, port, folder, layout, has_value_head=True)
     if not has_score(read_config(folder)):
         set_head(at.policy)
-    found = row_scores(at, without_padding(scored_pairs()), batch_rows=4)
+    scores = row_scores(at, without_padding(scored_pairs()), batch_rows=4)
     shards = Path(out).with_name("shards")
     at.save_weights(shards)
     if rank == 0:
@@ -55,7 +54,7 @@ def scores_and_folder(rank: int, world: int, port: int, folder: str, layout: dic
             shards, Path(out), source=Path(folder), dtype="float32", reward_model=about
         )
     at.close()
-    return found
+    return scores
 
 
 @pytest.mark.integration
@@ -75,36 +74,36 @@ def test_transformers_scores_the_folder_as_megatron_did(
 ) -> None:
     source, out = write_model(tmp_path / "policy", family), tmp_path / "scores"
     world = LayoutSection(**layout).world_size
-    (found, *_) = run_ranks(scores_and_folder, world, str(source), layout, str(out))
+    (scores, *_) = run_ranks(scores_and_folder, world, str(source), layout, str(out))
     (again, *_) = run_ranks(scores_and_folder, 1, str(out), {}, str(tmp_path / "again"))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
     assert model.config.num_labels == 1 and model.config.problem_type == "regression"
     responses = [
-        (n, i, each.tokens[:-1])
+        (n, i, response.tokens[:-1])
         for n, row in enumerate(without_padding(scored_pairs()))
-        for i, each in enumerate(row.responses)
+        for i, response in enumerate(row.responses)
     ]
     longest, pad = max(len(tokens) for _, _, tokens in responses), model.config.pad_token_id
     padded = np.array([np.pad(t, (0, longest - len(t)), constant_values=pad) for _, _, t in responses])
     ids = torch.from_numpy(padded)
     with torch.no_grad():
         theirs = model(ids, attention_mask=(ids != pad).long()).logits[:, 0].numpy()
-    ours = np.array([found[n][i] for n, i, _ in responses])
+    ours = np.array([scores[n][i] for n, i, _ in responses])
     assert ours.std() > 0.05
     assert theirs == pytest.approx(ours, abs=1e-5)
     assert np.array([again[n][i] for n, i, _ in responses]) == pytest.approx(ours, abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"pad_token_id": 1, "pad_token": "<end>"}, "pad_token is '<end>' and its eos_token '<end>'"),
         ({"pad_token_id": None, "pad_token": None}, "two different ones"),
     ],
 )
-def test_a_padding_that_is_the_end_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_padding_that_is_the_end_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = write_config(tmp_path, "Qwen3MoeForCausalLM")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         config_of(folder, types.SimpleNamespace(**vars(TOKENIZER) | changes))
 
 

@@ -1,5 +1,4 @@
-"""One step of a reward model is the same in every layout and for every
-microbatch size: scores, loss, metrics and gradient."""
+"""A reward model's step has the same scores, loss and gradient for every layout and microbatch size."""
 
 from __future__ import annotations
 
@@ -30,23 +29,23 @@ OBJECTIVES = (
 def reward_model_steps(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], microbatch_tokens: int
 ) -> Steps:
-    """Scores of all rows, then each objective's metrics and gradient norm, by weights that stay as they are."""
+    """Return all rows' scores, then each objective's metrics and gradient norm at fixed weights."""
     at = scenarios.worker(
         rank, world, port, folder, layout, microbatch_tokens=microbatch_tokens, has_value_head=True
     )
     set_head(at.policy)
     known = scored_pairs()
-    found = row_scores(at, known, batch_rows=4)
+    scored = row_scores(at, known, batch_rows=4)
     shard = own_share(build_tune_batch(known, range(len(known))), at)
-    told = [told_of(found)]
+    steps = [told_of(scored)]
     denominators = {
         "num_rows": float(len(known)),
-        "score_sum": float(sum(scores.sum() for scores in found.values())),
+        "score_sum": float(sum(scores.sum() for scores in scored.values())),
     }
     for section in OBJECTIVES:
         metrics, _ = at.accumulate(shard, RewardModelObjective(section), denominators)
-        told.append(metrics | at.step(lr=0.0))
-    return told
+        steps.append(metrics | at.step(lr=0.0))
+    return steps
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Steps]:
 
 
 def test_scores_tell_responses_apart(one_rank: tuple[Path, Steps]) -> None:
-    """What is compared below is not all alike: the scores, and the gradients of the objectives."""
+    """Check that the scores, and the objectives' gradients, differ from each other."""
     scores, *steps = one_rank[1]
     assert len(scores) == 2 * len(scored_pairs())
     assert len({round(score, 3) for score in scores.values()}) > len(scores) / 2
@@ -65,12 +64,10 @@ def test_scores_tell_responses_apart(one_rank: tuple[Path, Steps]) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "tokens"),
-    [*LAYOUTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_LAYOUTS)],
+    [*LAYOUTS, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG_LAYOUTS)],
     ids=name,
 )
 def test_a_step_of_a_reward_model_is_that_of_one_rank(layout, tokens, one_rank) -> None:
     folder, expected = one_rank
-    for told in run_ranks(
-        reward_model_steps, LayoutSection(**layout).world_size, str(folder), layout, tokens
-    ):
-        compare(told, expected)
+    for run in run_ranks(reward_model_steps, LayoutSection(**layout).world_size, str(folder), layout, tokens):
+        compare(run, expected)

@@ -1,4 +1,4 @@
-"""The figures of a known load."""
+"""Metrics of a known load."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from mrl.training.router_loads import load_metrics
 
 def test_even_and_collapsed_layers_have_the_extreme_figures() -> None:
     visits = np.array([[5, 5, 5, 5], [0, 0, 0, 0], [20, 0, 0, 0]])
-    found = load_metrics(visits)
-    assert found == pytest.approx(
+    metrics = load_metrics(visits)
+    assert metrics == pytest.approx(
         {
             "moe/load_max_over_mean": 2.5,
             "moe/load_max_over_mean_max": 4.0,

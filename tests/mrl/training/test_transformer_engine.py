@@ -1,4 +1,4 @@
-"""Megatron's Transformer Engine layers, on a stand-in for the package: the same numbers, names and checkpoints as local ones."""
+"""Transformer Engine layers, on a stand-in package: the same numbers, names and checkpoints as local ones."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def in_bfloat16(spec: str, folder: Path, out: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
 def test_bfloat16_takes_the_fused_attention(family: str, one_rank_of: OneRank, tmp_path: Path) -> None:
-    """The stand-in's attention refuses float32, and keys and values of unequal width, as DeepSeek-V3's are."""
+    """The stand-in's attention refuses float32, and keys and values of unequal width (DeepSeek-V3)."""
     folder, expected = one_rank_of.of(family)
-    found = in_bfloat16("transformer_engine", folder, tmp_path)
-    gap = np.abs(found["arrays"]["logprobs"] - expected["arrays"]["logprobs"])
+    result = in_bfloat16("transformer_engine", folder, tmp_path)
+    gap = np.abs(result["arrays"]["logprobs"] - expected["arrays"]["logprobs"])
     assert 0 < gap.mean() < 0.03  # bfloat16's rounding; a near tie sends a token to other experts
-    for ours, theirs in zip(found["metrics"], expected["metrics"], strict=True):
+    for ours, theirs in zip(result["metrics"], expected["metrics"], strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.02)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
 
@@ -86,7 +86,7 @@ def test_bfloat16_takes_the_fused_attention(family: str, one_rank_of: OneRank, t
 )
 @pytest.mark.parametrize("specs", [("transformer_engine", "local"), ("local", "transformer_engine")], ids=str)
 def test_a_checkpoint_of_one_spec_goes_on_in_the_other(specs, family, one_rank_of, tmp_path) -> None:
-    """In another layout too: parameters, moments and the step count are those of the saved run."""
+    """In another layout too: parameters, moments and step count are the saved run's."""
     folder, _ = one_rank_of.of(family)
     first, second = specs
     saving = str(folder), {"tp": 2, "ep": 2}, str(tmp_path), "float32", first
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_one_spec_goes_on_in_the_other(specs, family, one_rank_o
     assert after["steps"] == 2
     for ours, theirs in zip(after["metrics"], before[0]["metrics"], strict=True):
         assert ours == pytest.approx(theirs, abs=2e-5, rel=3e-5 if family == "qwen3_next" else None)
-    trained, expected = (
+    resumed, expected = (
         load_file(tmp_path / name / "model.safetensors") for name in ("resumed", "after-0-2")
     )
-    require_close(trained, expected)
+    require_close(resumed, expected)

@@ -1,4 +1,4 @@
-"""The Megatron worker on real ranks, beside its layouts (test_layouts.py): types, roles, off-loading, refusals."""
+"""The Megatron worker on real ranks: types, roles, off-loading, refusals (layouts: test_layouts.py)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_expert_load_is_what_the_routers_chose(folder: Path) -> None:
 
 @pytest.mark.parametrize("layout", [{}, {"pp": 2}], ids=name_of)
 def test_dense_model_with_tied_output(layout: dict[str, int], tmp_path: Path) -> None:
-    """Uneven pipeline stages, the output layer is the embedding; bf16 export of a bf16 folder is the same bytes."""
+    """Uneven pipeline stages with a tied output; the bf16 export of a bf16 folder is the same bytes."""
     dense = write_model(tmp_path / "dense", "qwen3", num_hidden_layers=3, tie_word_embeddings=True)
     world = LayoutSection(**layout).world_size
     results = run_ranks(scenarios.forward_update_export, world, str(dense), layout, str(tmp_path), {})
@@ -78,7 +78,7 @@ def test_bfloat16_round_trip_and_training(tmp_path: Path) -> None:
 
 
 def test_export_is_what_transformers_loads(folder: Path, one_rank: dict[str, Any], tmp_path: Path) -> None:
-    """transformers, loading the export after training, computes what the worker computes (both exports of one rank)."""
+    """transformers loads the export after training and computes what the worker computes."""
     result = run_ranks(scenarios.forward_after_export, 1, str(folder), {}, str(tmp_path))[0]
     batch = random_batch(10, seed=1)
     logprobs, _ = reference_logprobs(tmp_path / "trained", batch)

@@ -1,4 +1,4 @@
-"""What divergences of policy and teacher are compared with: plain autograd on whole logits in float64."""
+"""Reference divergences of policy and teacher: plain float64 autograd on whole logits."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ KINDS = [("reverse", 0.5), ("forward", 0.5), ("jsd", 0.5), ("jsd", 0.2)]
 
 
 def inputs(padding: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """hidden, weight, the teacher's two, and what each token's divergence counts; outputs spread over several nats."""
+    """Return hidden, weight, the teacher's two, and each token's weight; outputs spread over several nats."""
     generator = torch.Generator().manual_seed(0)
     tokens, rows = SIZES["tokens"], SIZES["vocab"] + padding
 
     def made(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    own = made(tokens, SIZES["hidden"]), made(rows, SIZES["hidden"])
-    return *own, made(tokens, SIZES["taught_hidden"]), made(rows, SIZES["taught_hidden"]), made(tokens)
+    policy = made(tokens, SIZES["hidden"]), made(rows, SIZES["hidden"])
+    return *policy, made(tokens, SIZES["taught_hidden"]), made(rows, SIZES["taught_hidden"]), made(tokens)
 
 
 def expected(kind: str, share: float, *, temperature: float, padding: int) -> tuple[Tensor, ...]:
-    """(divergences, gradients by hidden and weight)."""
+    """Return divergences, and gradients by hidden and weight."""
     hidden, weight, taught, head, scale = inputs(padding)
     hidden.requires_grad_(True)
     weight.requires_grad_(True)
@@ -34,15 +34,15 @@ def expected(kind: str, share: float, *, temperature: float, padding: int) -> tu
         for states, rows in ((hidden, weight), (taught, head))
     )
     log_m = (share * log_q.exp() + (1 - share) * log_p.exp()).log()
-    found = {
+    divergences = {
         "reverse": (log_p.exp() * (log_p - log_q)).sum(-1),
         "forward": (log_q.exp() * (log_q - log_p)).sum(-1),
         "jsd": share * (log_q.exp() * (log_q - log_m)).sum(-1)
         + (1 - share) * (log_p.exp() * (log_p - log_m)).sum(-1),
     }[kind]
-    return found.detach(), *torch.autograd.grad((found * scale).sum(), (hidden, weight))
+    return divergences.detach(), *torch.autograd.grad((divergences * scale).sum(), (hidden, weight))
 
 
-def check(found: Any, wanted: Any) -> None:
-    for ours, theirs in zip(found, wanted, strict=True):
+def check(results: Any, wanted: Any) -> None:
+    for ours, theirs in zip(results, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
