@@ -1,4 +1,4 @@
-"""A public class or function name has one home in the packages, so that a search for it ends at one definition."""
+"""A public class or function name is defined once in the packages, so that a search finds one definition."""
 
 from pathlib import Path
 
@@ -8,11 +8,10 @@ from tests.support.source_tree import ROOT
 MOST_SHARED_FUNCTIONS = 1
 """`named` of mrl/section.py and of mrl/config/describe.py."""
 MOST_SHARED_FILES = 6
-"""Files whose base name another file of the same top-level folder has: of agents, sections, loops and the rollout."""
+"""File names that another file of the same top-level folder has: agents, sections, loops, rollout."""
 
 
 def listed(homes: dict[str, list[str]]) -> str:
-    """Return a line for each name with the files that define it."""
     return "\n".join(f"{name}: {', '.join(files)}" for name, files in homes.items())
 
 
