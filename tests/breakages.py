@@ -3,7 +3,7 @@
     python -m tests.breakages             run all of them
     python -m tests.breakages clip mask   run these
 
-Each run copies the working tree, changes one line, and runs the named tests there. Exit code 1 if a mistake goes unnoticed.
+Each run copies the working tree, changes one line, and runs the named tests. Exit code 1: one went unnoticed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,13 @@ DEADLINE_SECONDS = 900
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Breakage:
-    """One mistake."""
-
     name: str
     file: str
-    """Path in the checkout."""
     text: str
-    """Code that stands in the file exactly once."""
+    """Code that is in the file exactly once."""
     mistake: str
-    """What replaces it."""
     tests: tuple[str, ...]
-    """What pytest is given, few enough to be run in seconds: at least one test fails then."""
+    """Tests that run in seconds; at least one of them fails."""
 
 
 BREAKAGES = (
@@ -130,10 +126,10 @@ BREAKAGES = (
 
 
 def run(breakage: Breakage) -> str:
-    """Return the line of the first test that failed with the mistake made; empty if none did.
+    """Return the line of the first test that failed with the mistake; empty if none did.
 
     Raises:
-        ValueError: the text does not stand in the file exactly once.
+        ValueError: the text is not in the file exactly once.
         RuntimeError: the tests did not run.
     """
     with tempfile.TemporaryDirectory(prefix="breakage-") as folder:
@@ -159,7 +155,7 @@ def run(breakage: Breakage) -> str:
 
 
 def changed(breakage: Breakage, source: str) -> str:
-    """Return the source with the mistake made; ValueError if the text does not stand in it exactly once."""
+    """Return the source with the mistake; raise ValueError unless the text is in it exactly once."""
     if source.count(breakage.text) != 1:
         raise ValueError(
             f"{breakage.name}: {breakage.file} contains {source.count(breakage.text)} times: {breakage.text}"
@@ -168,7 +164,6 @@ def changed(breakage: Breakage, source: str) -> str:
 
 
 def _copy_tree(target: Path) -> None:
-    """Copy what git tracks, links as links."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True, timeout=60
     )

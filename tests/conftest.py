@@ -1,4 +1,4 @@
-"""What every test runs under: quiet offline engines, few threads, and nothing left behind."""
+"""Settings of every test: quiet offline engines, few threads, and a check that nothing is left."""
 
 import contextlib
 import gc
@@ -26,11 +26,10 @@ os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 gc.disable()  # until all tests are collected: looking for what imports could drop takes a fifth of their time
 
 SERVANTS = ("resource_tracker", "multiprocessing.forkserver")
-"""multiprocessing's own."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out a file of which `-m` leaves out every test, with its imports: those of all files are most of a worker's start."""
+    """Ignore a file, with its imports, if `-m` deselects all its tests; imports dominate a worker's start."""
     is_file_of_tests = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
     return (is_file_of_tests and is_left_out(collection_path, config.option.markexpr)) or None
 
@@ -39,7 +38,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of tests/nightly.py as slow, and put long tests first.
 
-    UsageError where a file's markers are hidden, or where the fast part imports vLLM, which each worker would wait for.
+    Raises UsageError for hidden markers, or if the fast part imports vLLM.
     """
     for item in items:
         if is_nightly(item.nodeid):
@@ -58,20 +57,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """What was imported stays: no test pays for looking through it again."""
+    """Freeze imported objects, so that no test pays for garbage collection of them."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Every report says how many rows the tests of data sets have."""
+    """Report how many rows the tests of data sets have."""
     terminalreporter.write_line(data_sets.summary())
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """After the whole session no process of ours runs and no segment of a process that ended lies in shared memory."""
+    """Check that the session leaves no process and no segment of an ended process in shared memory."""
     before = _orphaned_segments()
     yield
     if (kept := sys.modules.get("tests.forks.servers")) is not None:
@@ -87,19 +86,19 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _orphaned_segments(folder: Path = Path("/dev/shm")) -> set[str]:
-    """Return names of this user's files of torch in shared memory whose maker (a pid in the name) ended."""
-    found = set()
+    """Return torch's shared memory files of this user whose maker (a pid in the name) ended."""
+    names = set()
     for path in folder.glob("torch_*"):
         maker = re.match(r"torch_(\d+)_", path.name)
         with contextlib.suppress(FileNotFoundError):  # its maker is done with it
             is_own = path.stat().st_uid == os.getuid()
             if maker and is_own and not psutil.pid_exists(int(maker[1])):
-                found.add(path.name)
-    return found
+                names.add(path.name)
+    return names
 
 
 def _ends_with_us(process: psutil.Process) -> bool:
-    """Servants, children of this process, stay until it ends; what they forked does not."""
+    """Return True for helpers that end with this process; what they forked does not."""
     words = " ".join(_words(process))
     return process.ppid() == os.getpid() and any(servant in words for servant in SERVANTS)
 
@@ -113,7 +112,7 @@ def _words(process: psutil.Process) -> list[str]:
 
 @pytest.fixture
 def strange_folder(tmp_path: Path) -> Path:
-    """A user's folder with packages named as our top-level folders are; importing one of them is an error."""
+    """Return a user's folder whose packages have our names and raise on import."""
     for name in ("models", "launch", "resharding", "benchmarks"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise ImportError('this is not mrl.{name}')\n")
@@ -122,13 +121,12 @@ def strange_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random float32 Qwen3-MoE in Hugging Face format."""
     return write_model(tmp_path_factory.mktemp("model"), **ENGINE_SHAPE)
 
 
 @pytest.fixture(scope="session")
 def tiny_engine(tiny_model: Path) -> Iterator[EngineHost]:
-    """One engine of tp 1 for all tests of a session; each test sends the weights it needs."""
+    """Start an engine of tp 1 for a session's tests, which send their own weights."""
     from mrl.config.sections.sync import SyncSection
 
     sync = SyncSection(bucket_bytes=64 << 10, deadline_seconds=90.0)
@@ -139,7 +137,6 @@ def tiny_engine(tiny_model: Path) -> Iterator[EngineHost]:
 
 @pytest.fixture(scope="session")
 def golden_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model that the golden checkpoint's run started from."""
     from tests.golden_run import write_golden_model  # imports Megatron
 
     return write_golden_model(tmp_path_factory.mktemp("golden") / "model")
@@ -147,7 +144,7 @@ def golden_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def golden_run(golden_model: Path, tmp_path: Path) -> Path:
-    """The folder of a run of 128 ranks with the golden checkpoint."""
+    """Return the folder of a run of 128 ranks with the golden checkpoint."""
     from tests.golden_run import write_run
 
     return write_run(tmp_path, golden_model)

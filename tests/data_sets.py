@@ -1,4 +1,4 @@
-"""Rows of GSM8K and HumanEval: those that are shipped in tests/data, or the whole sets where MRL_DATA points."""
+"""Rows of GSM8K and HumanEval: the shipped ones in tests/data, or the whole sets in MRL_DATA."""
 
 import os
 from pathlib import Path
@@ -13,16 +13,13 @@ NAMES = ("gsm8k", "human_eval")
 
 
 def files(name: str) -> list[Path]:
-    """The files of a data set."""
     return sorted((FOLDER / name).glob("*.jsonl*"))
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """All rows of a data set."""
     return [row for path in files(name) for _, row in read_rows(path)]
 
 
 def summary() -> str:
-    """One line that says how many rows there are for tests."""
     counted = ", ".join(f"{len(rows(name))} of {name}" for name in NAMES)
     return f"rows of data sets: {counted}" + ("" if WHOLE else "; MRL_DATA=FOLDER reads the whole sets")

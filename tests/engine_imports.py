@@ -1,4 +1,4 @@
-"""What the fork server of the tests' engines (tests/engines.py) imports: as a run's own does, for eager engines of one thread."""
+"""Imports of the fork server of the tests' engines (tests/engines.py), as in an eager run of one thread."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""A real RolloutEngine in a process of its own, which tests call into; killed with its children at the end."""
+"""A real RolloutEngine in a separate process that tests call; killed with its children at the end."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.forking import process_kind
 from tests.forks import vllm_workers
 
 ENGINE_SHAPE: dict[str, int] = {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64}
-"""What a tiny model needs to run on vLLM's CPU kernels, at tp 1 and 2."""
+"""Settings of a tiny model on vLLM's CPU kernels, at tp 1 and 2."""
 
 
 class EngineHost:
-    """`call(function, *args)` runs function(engine, *args) in the engine's process; function must be a module's.
+    """`call(function, *args)` runs a module-level function(engine, *args) in the engine's process.
 
-    With a `secret` the engine has a thread of its own there, in which calls run too, and serves a driver at `address`."""
+    With a `secret` the engine has its own thread, which also runs calls, and serves a driver at `address`."""
 
     def __init__(self, *, seconds: float = 540.0, secret: bytes = b"", **engine_arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -45,11 +45,10 @@ class EngineHost:
         self.start_seconds, self.address = self.result(seconds)
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Begins a call; `result` gives its outcome."""
+        """Start a call; `result` returns its outcome."""
         self._pipe.send((function, arguments))
 
     def result(self, seconds: float = 240.0) -> Any:
-        """The call's value; its error is raised here."""
         if not self._pipe.poll(seconds):
             self.kill()
             raise AssertionError(f"the engine's process did not answer within {seconds:.0f} s and was killed")
@@ -63,7 +62,7 @@ class EngineHost:
         return self.result(seconds)
 
     def kill(self) -> list[psutil.Process]:
-        """SIGKILL to the engine's process alone; the processes that had been its descendants."""
+        """Kill only the engine's process; return its former descendants."""
         family = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
         self.process.join(10)
@@ -79,7 +78,7 @@ class EngineHost:
 
 
 def host_of(folder: Path, *, engine: dict[str, Any] | None = None, **rollout: Any) -> EngineHost:
-    """A small engine of a folder; `engine`: of RolloutEngine's arguments, `rollout`: of its section."""
+    """Start a small engine of a folder; `engine`: RolloutEngine's arguments, `rollout`: its section."""
     usual = {"dtype": "float32", "enforce_eager": True, "kv_cache_bytes": 64 << 20, "max_num_seqs": 64}
     section = RolloutSection(**usual | rollout)
     return EngineHost(rollout=section, model_path=str(folder), max_length=160, seed=1, **engine or {})
@@ -125,7 +124,7 @@ class _Bare:
 
 
 class _Served:
-    """The engine in a thread of its own beside that of its socket, as mrl/launch/workers/rollout_actor.py has it."""
+    """The engine in its own thread, as in mrl/launch/workers/rollout_actor.py."""
 
     def __init__(self, secret: bytes, engine_arguments: dict[str, Any]) -> None:
         from mrl.rollout.engine import RolloutEngine
@@ -148,7 +147,7 @@ class _Served:
 
 
 def spelled(rows: Sequence[np.ndarray]) -> list[str]:
-    """The texts of tokens [T]: their numbers."""
+    """Return tokens [T] as text: their numbers."""
     return [" ".join(map(str, row.tolist())) for row in rows]
 
 

@@ -1,5 +1,4 @@
-"""Processes of tests that begin with imports made: each kind is forked by a server of its own, without that one's threads and
-without the seconds of those imports."""
+"""Test processes that start with imports: one fork server per kind, without the parent's threads."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ _ForkServerProcess: Any = multiprocessing.get_context("forkserver").Process
 
 @functools.cache
 def process_kind(*modules: str, ahead: Path | None = None) -> Any:
-    """multiprocessing's Process, for processes that begin with these modules imported. `ahead`: a folder from which they are
-    imported first, with what they import."""
+    """Return multiprocessing's Process with these modules imported. `ahead`: folder to import from first."""
     server = _Server(ahead)
     server.set_forkserver_preload(list(modules))
 
@@ -33,7 +31,7 @@ def process_kind(*modules: str, ahead: Path | None = None) -> Any:
             return Popen(process_obj)
 
         def __reduce__(self) -> Any:
-            """As a plain one, which is what it is in its own process."""
+            """Pickle as a plain Process, which it is in its own process."""
             return _plain, (self.__dict__,)
 
     return Process

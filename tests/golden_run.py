@@ -1,4 +1,4 @@
-"""The folder of a run whose one checkpoint is the golden one, made without an engine."""
+"""The folder of a run with the golden checkpoint, made without an engine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ STEP = 2
 
 
 def write_golden_model(folder: Path) -> Path:
-    """The model that the golden checkpoint's run started from."""
+    """Write the model with which the golden checkpoint's run started."""
     return write_model(folder, seed=1, **SHAPE)
 
 
 def write_run(parent: Path, model: Path) -> Path:
-    """A run called `run` of 128 ranks, stopped after STEP steps."""
+    """Write a run called `run` of 128 ranks, stopped after STEP steps."""
     words = [f"run={{name: run, folder: {parent}}}", f"model.path={model}", "training.layout={dp: 128}"]
     folder = parent / "run"
     shutil.copytree(GOLDEN / "checkpoint", folder / "checkpoints" / f"step-{STEP:06d}")

@@ -116,7 +116,7 @@ def is_nightly(test_id: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kinds:
-    """What a file of tests says of its tests."""
+    """Markers that a test file names."""
 
     integration: bool
     is_whole: bool

@@ -1,5 +1,4 @@
-"""Folders as DeepSeek-V3, V3.1 and Qwen's FP8 models are published, float8 values and scales, as Kimi-K2-Thinking is, int4,
-and as gpt-oss is, mxfp4, and their wide twins with what these values mean."""
+"""Folders in published float8 (DeepSeek, Qwen), int4 (Kimi-K2) and mxfp4 (gpt-oss) form, with wide twins."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ LINEAR = re.compile(
 
 
 def publish(source: Path, published: Path, wide: Path, *, powers_of_two: bool = False) -> None:
-    """Writes both from a folder with one safetensors file; the scales lie in a file of their own. DeepSeek-V3.1's are
-    `powers_of_two` (ue8m0), in float32 as well."""
+    """Write both folders from one safetensors file; scales get their own file (ue8m0 if `powers_of_two`)."""
     values: dict[str, torch.Tensor] = {}
     scales: dict[str, torch.Tensor] = {}
     meant: dict[str, torch.Tensor] = {}
@@ -37,7 +35,7 @@ def publish(source: Path, published: Path, wide: Path, *, powers_of_two: bool = 
                 in_float8(part, powers_of_two=powers_of_two) for part in tensor.view(-1, *tensor.shape[-2:])
             ]
             stacked = [
-                torch.stack(own).view(*tensor.shape[:-2], *own[0].shape) for own in zip(*parts, strict=True)
+                torch.stack(row).view(*tensor.shape[:-2], *row[0].shape) for row in zip(*parts, strict=True)
             ]
             values[name], scales[f"{name}_scale_inv"], meant[name] = stacked
     config = json.loads((source / "config.json").read_text())
@@ -56,37 +54,37 @@ def publish(source: Path, published: Path, wide: Path, *, powers_of_two: bool = 
 def in_float8(
     tensor: torch.Tensor, *, powers_of_two: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(values, scales, what they mean) of a matrix."""
+    """Return (values, scales, dequantised values) of a matrix."""
     edges = [-(-size // EDGE) for size in tensor.shape]
-    values, own = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn), torch.empty(edges)
+    values, scales = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn), torch.empty(edges)
     meant = torch.empty_like(tensor)
     for row, column in torch.cartesian_prod(*(torch.arange(n) for n in edges)).tolist():
         box = (slice(row * EDGE, (row + 1) * EDGE), slice(column * EDGE, (column + 1) * EDGE))
         scale = tensor[box].float().abs().max() / 448
-        own[row, column] = scale.log2().ceil().exp2() if powers_of_two else scale
-        values[box] = (tensor[box].float() / own[row, column]).to(torch.float8_e4m3fn)
-        meant[box] = (values[box].float() * own[row, column]).to(tensor.dtype)
-    return values, own, meant
+        scales[row, column] = scale.log2().ceil().exp2() if powers_of_two else scale
+        values[box] = (tensor[box].float() / scales[row, column]).to(torch.float8_e4m3fn)
+        meant[box] = (values[box].float() * scales[row, column]).to(tensor.dtype)
+    return values, scales, meant
 
 
 INT4: dict[str, Any] = {
     "quant_method": "compressed-tensors", "format": "pack-quantized", "kv_cache_scheme": None,
-    "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
-    "quantization_status": "compressed",
+    "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*",
+               "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"], "quantization_status": "compressed",
     "config_groups": {"group_0": {
         "input_activations": None, "output_activations": None, "targets": ["Linear"],
         "weights": {
             "actorder": None, "block_structure": None, "dynamic": False, "group_size": 32, "num_bits": 4,
-            "observer": "minmax", "observer_kwargs": {}, "strategy": "group", "symmetric": True, "type": "int",
+            "observer": "minmax", "observer_kwargs": {}, "strategy": "group", "symmetric": True,
+            "type": "int",
         },
     }},
 }  # fmt: skip
-"""Kimi-K2-Thinking's own words."""
+"""Settings of Kimi-K2-Thinking."""
 
 
 def publish_int4(source: Path, published: Path, wide: Path) -> None:
-    """Writes both from a folder with one safetensors file: the routed experts int4, by compressed-tensors, whose word is what
-    they mean."""
+    """Write both folders, with the routed experts in compressed-tensors' int4, whose values count."""
     scheme = QuantizationScheme(**INT4["config_groups"]["group_0"])
     stored: dict[str, torch.Tensor] = {}
     meant: dict[str, torch.Tensor] = {}
@@ -113,9 +111,9 @@ def publish_int4(source: Path, published: Path, wide: Path) -> None:
 
 
 def publish_mxfp4(source: Path, published: Path, wide: Path) -> None:
-    """Writes both from a folder of gpt-oss with one safetensors file: experts of random numbers under random scales near the
-    spread that random weights have. What they mean is transformers' word. (Its save_pretrained() of such a model leaves the
-    experts out, in 5.19.)"""
+    """Write both folders of gpt-oss with random experts and realistic scales; transformers' values count.
+
+    (Its save_pretrained() of such a model omits the experts, in 5.19.)"""
     random, tensors = torch.Generator().manual_seed(0), {}
     for name, tensor in load_file(source / "model.safetensors").items():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):

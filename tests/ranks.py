@@ -1,4 +1,4 @@
-"""Runs a function on n real ranks (gloo processes) with a deadline; kills all and reports the first traceback on failure."""
+"""Runs a function on n gloo processes; at a deadline or failure kills all and reports the first traceback."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.forking import process_kind
 
 IMPORTS = ("tests.mrl.training.scenarios", "tests.resharding.test_planned")
 Rank = process_kind(*IMPORTS)
-"""A process that begins with what ranks need."""
+"""A process that starts with a rank's imports."""
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago, below the range that the system hands out to connections."""
+    """Return a free TCP port below the range that the system assigns to connections."""
     while True:
         port = random.SystemRandom().randrange(20000, 32000)  # no seed that a neighbour has too
         with socket.socket() as probe:
@@ -42,10 +42,10 @@ def run_ranks(
     seconds: float = 540.0,
     stand_ins: Path | None = None,
 ) -> list[Any]:
-    """[function(rank, world_size, port, *args) of each rank]; function must be a module's, arguments picklable.
+    """Return [function(rank, world_size, port, *args) of each rank]; the function must be a module's.
 
     `stand_ins`: a folder with stand-ins for packages, from which the ranks import first.
-    AssertionError with the traceback of the first rank that failed, or with the ranks still running at the deadline.
+    Raises AssertionError with the first traceback, or with the ranks still running at the deadline.
     """
     kind = Rank if stand_ins is None else process_kind(*IMPORTS, ahead=stand_ins)
     port = free_port()
@@ -68,7 +68,7 @@ def run_ranks(
 
 @contextlib.contextmanager
 def _path_begins_with(folder: Path | None) -> Iterator[None]:
-    """New processes take sys.path over."""
+    """New processes copy sys.path."""
     usual = list(sys.path)
     if folder is not None:
         sys.path.insert(0, str(folder))

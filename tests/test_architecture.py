@@ -1,4 +1,4 @@
-"""What docs/architecture.md says one has to read, and how large a class may be."""
+"""The reading list of docs/architecture.md, and the size of classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_METHODS = 25
 
 
 def listed(title: str) -> list[str]:
-    """The files of a paragraph that begins with a title."""
+    """Return the files of the paragraph that begins with a title."""
     (paragraph,) = (part for part in PAGE.split("\n\n") if part.startswith(f"**{title}"))
     return re.findall(r"`([\w/]+\.py)`", paragraph)
 
@@ -48,7 +48,7 @@ def _pairs(name: str, names: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def _reaches(used: dict[str, set[str]], user: str, name: str) -> bool:
-    return any(each == name or each.startswith(f"{name}.") for each in used[user])
+    return any(module == name or module.startswith(f"{name}.") for module in used[user])
 
 
 def test_no_class_has_more_methods_than_one_can_hold_in_mind() -> None:

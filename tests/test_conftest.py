@@ -1,4 +1,4 @@
-"""What a session of tests takes for its own."""
+"""Which resources a test session considers its own."""
 
 import os
 import subprocess
@@ -18,6 +18,6 @@ def test_shared_memory_of_another_user_is_not_left_by_this_session(
     for name in (left, f"torch_{os.getpid()}_1_0", "psm_1"):
         (tmp_path / name).touch()
     assert _orphaned_segments(tmp_path) == {left}
-    own = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
     assert not _orphaned_segments(tmp_path)

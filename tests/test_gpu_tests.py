@@ -1,4 +1,4 @@
-"""What needs one GPU is there without vLLM, Ray and the larger libraries: on a machine that has torch and little else."""
+"""Tests of one GPU are collected without vLLM, Ray and the larger libraries, with torch and little else."""
 
 import re
 import subprocess
@@ -19,5 +19,5 @@ def test_all_but_training_needs_torch_and_small_packages_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found = set(re.findall(r"^tests/gpu/(test_\w+)\.py::", done.stdout, re.M))
-    assert found == {"test_kernels", "test_offload", "test_transfer"}
+    collected = set(re.findall(r"^tests/gpu/(test_\w+)\.py::", done.stdout, re.M))
+    assert collected == {"test_kernels", "test_offload", "test_transfer"}

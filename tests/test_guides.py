@@ -1,4 +1,4 @@
-"""What the guides tell users to type, load and run works."""
+"""The guides' commands, configurations and code work."""
 
 import re
 import shlex
@@ -31,8 +31,9 @@ def test_the_loss_of_ones_own_computes(tmp_path: Path, monkeypatch: pytest.Monke
     section = CustomLoss(function="my_loss.py:damped", options={"factor": 1.0})
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     tokens = Tokens(
-        segments=Segments.of(np.array([2])), mask=torch.tensor([True, True]), num_tokens=2.0, num_sequences=1.0,
-        logprobs=logprobs, old_logprobs=logprobs.detach(), advantages=torch.tensor([1.0, -3.0]),
+        segments=Segments.of(np.array([2])), mask=torch.tensor([True, True]), num_tokens=2.0,
+        num_sequences=1.0, logprobs=logprobs, old_logprobs=logprobs.detach(),
+        advantages=torch.tensor([1.0, -3.0]),
     )  # fmt: skip
     loss_of(section)(tokens).loss.sum().backward()
     assert logprobs.grad is not None and logprobs.grad.tolist() == [-1.0, 3.0]
@@ -42,7 +43,7 @@ JOB_FIELDS = {"entrypoint", "shutdownAfterJobFinishes", "backoffLimit", "rayClus
 CLUSTER_FIELDS = {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}
 GROUP_FIELDS = {"labels", "resources", "rayStartParams", "template"}
 WORKER_FIELDS = GROUP_FIELDS | {"groupName", "replicas", "minReplicas", "maxReplicas"}
-"""Of KubeRay's API (ray.io/v1: RayJobSpec, RayClusterSpec, HeadGroupSpec, WorkerGroupSpec), those that the manifest has."""
+"""Fields of KubeRay's API (ray.io/v1: RayJobSpec, RayClusterSpec, group specs) that the manifest uses."""
 
 
 def test_the_job_for_kubernetes_fits_its_configuration_and_ray() -> None:
@@ -86,8 +87,8 @@ def test_the_environment_of_ones_own_answers() -> None:
     exec(re.findall(r"```python\n(.*?)```", page("environments.md"), re.S)[0], names)
     lock = names["Lock"]()
     assert lock.reset({"secret": "271"}, 0) == "Open the lock: three digits."
-    said = [lock.step(guess, ()) for guess in ("171", "271")]
-    assert [(step.observation, step.reward, step.done) for step in said] == [
+    steps = [lock.step(guess, ()) for guess in ("171", "271")]
+    assert [(step.observation, step.reward, step.done) for step in steps] == [
         ("2 right", 0.0, False),
         ("3 right", 1.0, True),
     ]

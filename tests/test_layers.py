@@ -1,4 +1,4 @@
-"""The layers: which package may import which, and which engines it may touch."""
+"""Layers: which package may import which, and which engines."""
 
 import json
 import subprocess
@@ -40,7 +40,7 @@ LAYERS = [
     ["mrl.cli", "mrl"],
     ["benchmarks"],
 ]  # fmt: skip
-"""From the ground up; a package imports its own layer and those above it in this list. A folder that is not named is its parent's."""
+"""Bottom first; a package imports its own layer and those above it. Unnamed folders are their parent's."""
 
 ENGINES = {
     "vllm": ("mrl.cpu", "mrl.rollout", "mrl.resharding.vllm", "benchmarks"),
@@ -52,7 +52,7 @@ ENGINES = {
         "mrl.resharding.wire", "benchmarks",
     ),
 }  # fmt: skip
-"""Who may import an engine (by prefix of the module's name)."""
+"""Who may import an engine, by prefix of the module's name."""
 
 
 def layer(name: str) -> int:
@@ -71,17 +71,16 @@ def test_a_module_imports_only_its_own_layer_and_those_below() -> None:
 
 
 def _higher(name: str, known: dict[str, Path]) -> list[str]:
-    """Return the modules of higher layers that a module imports."""
     imported = imports(known[name])
     packages = {i for i in imported if any(j.startswith(i + ".") and j in known for j in imported)}
     return sorted(i for i in imported & known.keys() - packages if layer(i) > layer(name))
 
 
 def test_no_test_imports_another_one() -> None:
-    """What two of them share is a module of its own."""
+    """Code that two tests share is a module of its own."""
     files = sorted(Path(__file__).parent.rglob("*.py"))
-    found = {f.name: [i for i in imports(f) if "tests" in i and ".test_" in i] for f in files}
-    assert files and not any(found.values()), {name: used for name, used in found.items() if used}
+    users = {f.name: [i for i in imports(f) if "tests" in i and ".test_" in i] for f in files}
+    assert files and not any(users.values()), {name: used for name, used in users.items() if used}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -112,23 +111,29 @@ def test_the_interface_imports_nothing_until_it_is_used() -> None:
 
 
 def test_rows_are_shown_without_torch(tmp_path: Path) -> None:
-    """`mrl data` with the quickstart's kind of tokenizer: torch alone would be half of its processor time."""
+    """`mrl data` with the quickstart's tokenizer: torch alone would take half of its processor time."""
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n')
     model = f"model={{path: {tmp_path}/model, new: {{tokenizer: characters}}}}"
     rows = f"data={{train: {tmp_path}/rows.jsonl, validation: null}}"
     command = ["data", "configs/quickstart.yaml", model, rows, "loop.validation.every_steps=0"]
-    statement = f"import contextlib, io, mrl.cli\nwith contextlib.redirect_stdout(io.StringIO()):\n assert not mrl.cli.main({command!r})"
+    statement = (
+        "import contextlib, io, mrl.cli\nwith contextlib.redirect_stdout(io.StringIO()):\n"
+        f" assert not mrl.cli.main({command!r})"
+    )
     assert loaded_by(statement, ("torch", "ray", "vllm", "megatron")) == []
 
 
 def test_conversations_for_a_reward_model_are_made_without_torch(tmp_path: Path) -> None:
-    """A reward process that asks one would have eight times the memory."""
+    """A reward process that uses one would need eight times the memory."""
     tokenizer = chat_tokenizers.qwen()
     tokenizer.save_pretrained(tmp_path)
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.eos_token_id + 1}
     config = {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1, **ids}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    made = f"from mrl.rewards.judges.reward_model_judge import ConversationEncoder\nConversationEncoder({str(tmp_path)!r})"
+    made = (
+        "from mrl.rewards.judges.reward_model_judge import ConversationEncoder\n"
+        f"ConversationEncoder({str(tmp_path)!r})"
+    )
     assert loaded_by(made, ("torch", "ray", "vllm", "megatron")) == []
 
 
@@ -143,7 +148,7 @@ PURE = {
         "mrl.rewards.plugins", "mrl.report", "mrl.models", "mrl.resharding.planner",
     ),
 }  # fmt: skip
-"""What packages do not load, folders with a line of their own in LAYERS left out."""
+"""Imports that packages must not load, except folders listed in LAYERS."""
 
 
 @pytest.mark.parametrize("engines", PURE, ids=" ".join)
@@ -158,17 +163,17 @@ def test_pure_packages_import_no_engine(engines: tuple[str, ...]) -> None:
 
 
 def test_no_imports_run_in_a_circle() -> None:
-    """Imports inside functions count: what needs one to break a circle is two files that are one."""
+    """Imports inside functions count: two files that need one to break a circle belong together."""
     known = modules()
     needs = {name: (imports(path) & set(known)) - {name} for name, path in known.items()}
     while free := [name for name, wanted in needs.items() if not wanted & set(needs)]:
         needs = {name: wanted for name, wanted in needs.items() if name not in free}
-    rest = {name for name in needs if any(name in wanted for wanted in needs.values())}
-    assert not rest, f"these import each other in a circle: {sorted(rest)}"
+    circle = {name for name in needs if any(name in wanted for wanted in needs.values())}
+    assert not circle, f"these import each other in a circle: {sorted(circle)}"
 
 
 def test_no_folders_import_each_other_in_a_circle() -> None:
-    """What LAYERS names by itself counts as a folder; benchmarks may import whatever they measure."""
+    """Entries of LAYERS count as folders; benchmarks may import whatever they measure."""
     known = {name: path for name, path in modules().items() if not name.startswith(LAYERS[-1][0])}
     named = {name for names in LAYERS for name in names}
     folders = {
@@ -180,5 +185,5 @@ def test_no_folders_import_each_other_in_a_circle() -> None:
         needs[folders[name]] |= {folders[i] for i in imports(path) & set(known)} - {folders[name]}
     while free := [folder for folder, used in needs.items() if not used & set(needs)]:
         needs = {folder: used for folder, used in needs.items() if folder not in free}
-    rest = {folder for folder in needs if any(folder in used for used in needs.values())}
-    assert not rest, f"these folders import each other in a circle: {sorted(rest)}"
+    circle = {folder for folder in needs if any(folder in used for used in needs.values())}
+    assert not circle, f"these folders import each other in a circle: {sorted(circle)}"

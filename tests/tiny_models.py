@@ -14,7 +14,7 @@ from mrl.samples import TrainBatch
 from tests.support.image_folders import config_beside_images, pack_experts
 
 VOCAB = 131
-"""Odd on purpose: any tensor-parallel layout pads the vocabulary."""
+"""Odd, so that any tensor-parallel layout pads the vocabulary."""
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -132,27 +132,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         LATENT | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "rope_parameters": PLAIN},
     ),
     "glm4_moe": ("Glm4Moe", GLM),
-    # transformers' norms inside latent attention have 1e-6 whatever rms_norm_eps says, vLLM's and ours have that
+    # transformers' norms inside latent attention ignore rms_norm_eps and use 1e-6; vLLM's and ours use it
     "glm4_moe_lite": (
         "Glm4MoeLite",
         LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": PLAIN, "rms_norm_eps": 1e-6},
     ),
 }
-"""A model type, or one with the form that sets it apart -> the prefix of transformers' classes, and the fields that its config
-adds to COMMON. tests/mrl/training/test_family_matrix.py tests each."""
+"""Model type or form -> prefix of transformers' classes, and fields in addition to COMMON.
+
+tests/mrl/training/test_family_matrix.py tests each."""
 BESIDE_IMAGES = ("qwen3_5", "qwen3_5_moe")
-"""Whose folders are as they are published, with a model of images."""
+"""Families whose folders are as published, with an image model."""
 SERVED: dict[str, Any] = {"hidden_size": 128, "head_dim": 32}
-"""Widths that vLLM's CPU kernels take of every family, where its own fields do not say otherwise."""
+"""Widths that vLLM's CPU kernels accept for every family, unless its own fields differ."""
 
 
 def tiny_config(model_type: str, *, served: bool = False, **changes: Any) -> Any:
-    """transformers' config of a tiny model (4 layers unless changed). `served`: of widths that vLLM's CPU kernels take."""
+    """Return transformers' config of a tiny model. `served`: with widths that vLLM's CPU kernels accept."""
     import transformers
 
     fields = {"num_hidden_layers": 4, "tie_word_embeddings": False, "initializer_range": 0.1} | COMMON
-    prefix, own = FAMILIES[model_type]
-    fields |= (SERVED if served else {}) | own | changes
+    prefix, specific = FAMILIES[model_type]
+    fields |= (SERVED if served else {}) | specific | changes
     if model_type in BESIDE_IMAGES:
         return config_beside_images(prefix, fields)
     return getattr(transformers, f"{prefix}Config")(**fields)
@@ -194,7 +195,7 @@ def write_model(
 def random_batch(
     num_samples: int = 12, *, seed: int = 0, longest: int = 24, vocab: int = VOCAB
 ) -> TrainBatch:
-    """Samples of uneven length whose second halves are to be trained on."""
+    """Return samples of uneven length whose second halves are trained."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(3, longest + 1, num_samples)
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -211,7 +212,7 @@ def random_batch(
 
 
 def batch_of_tokens(sequences: Sequence[Sequence[int]]) -> TrainBatch:
-    """Each sequence a sample, all of it to be predicted."""
+    """Return a batch with one fully predicted sample per sequence."""
     lengths = [len(tokens) for tokens in sequences]
     return TrainBatch(
         tokens=np.concatenate([np.asarray(tokens, np.int32) for tokens in sequences]),
@@ -224,13 +225,13 @@ def batch_of_tokens(sequences: Sequence[Sequence[int]]) -> TrainBatch:
 
 
 def reference_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """transformers' model of a folder; by its class, since not every model_type is known there."""
+    """Return transformers' model of a folder, by class, because it does not know every model_type."""
     import transformers
 
     hf = json.loads((folder / "config.json").read_text())
     kind: Any = getattr(transformers, hf["architectures"][0])
-    own = kind.config_class.from_dict(hf | {"model_type": kind.config_class.model_type})
-    model = kind.from_pretrained(folder, config=own, dtype=dtype, attn_implementation="eager")
+    config = kind.config_class.from_dict(hf | {"model_type": kind.config_class.model_type})
+    model = kind.from_pretrained(folder, config=config, dtype=dtype, attn_implementation="eager")
     if dtype == torch.float64:
         model.config._experts_implementation = "eager"  # grouped products have no float64
     return model
@@ -239,7 +240,7 @@ def reference_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 def reference_logprobs(
     folder: Path, batch: TrainBatch, *, temperature: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(log-probs, entropy) [N] by transformers in `dtype`, one segment at a time."""
+    """Return (log-probs, entropy) [N] by transformers in `dtype`, one segment at a time."""
     model = reference_model(folder, dtype)
     logprobs, entropy = np.zeros(batch.num_tokens), np.zeros(batch.num_tokens)
     for start, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):

@@ -1,4 +1,4 @@
-"""Shipped algorithm recipes load, differ from each other where their papers do, and drive estimator and objective."""
+"""Shipped algorithm recipes load, differ as their papers do, and work in estimator and objective."""
 
 import numpy as np
 import pytest
@@ -14,11 +14,10 @@ from tests.support.recipes import CONFIGS, cases
 
 RECIPES = sorted(path.stem for path in (CONFIGS / "algorithm").glob("*.yaml"))
 LARGE = [files for files, _, _ in cases()]
-"""The large recipes, alone and with each of their layouts."""
 
 
 def random_batch() -> TrainBatch:
-    """16 samples in 4 groups; prompts of 2 tokens, 1 to 6 policy tokens."""
+    """Return 16 samples in 4 groups with prompts of 2 tokens and 1 to 6 policy tokens."""
     generator = np.random.default_rng(3)
     responses = generator.integers(1, 7, size=16)
     bounds = np.concatenate([[0], np.cumsum(responses + 2)]).astype(np.int32)
@@ -46,7 +45,7 @@ def random_batch() -> TrainBatch:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_improves_rewarded_tokens(name) -> None:
-    """One gradient of the loss at the old policy raises the log-probs of the best sample against the worst."""
+    """A gradient step at the old policy raises the best sample's log-probs relative to the worst's."""
     config = load([CONFIGS / "quickstart.yaml", CONFIGS / "algorithm" / f"{name}.yaml"]).algorithm
     batch = random_batch()
     rewards = np.tile([1.0, 0.0, 0.0, 1.0], 4)
@@ -57,7 +56,7 @@ def test_recipe_improves_rewarded_tokens(name) -> None:
     segments = Segments.of(batch.lengths())
     denominators = {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": 16.0}
     logprobs = arrays["old_logprobs"].clone().requires_grad_()
-    loss, found = Objective(config)(
+    loss, figures = Objective(config)(
         logprobs=logprobs,
         entropy=torch.ones_like(logprobs),
         arrays=arrays,
@@ -69,8 +68,8 @@ def test_recipe_improves_rewarded_tokens(name) -> None:
     per_sample = torch.zeros(16).index_add(0, segments.ids, logprobs.grad)
     won = torch.from_numpy(rewards) == 1.0
     assert float(per_sample[won].mean()) < float(per_sample[~won].mean())
-    assert float(found["policy/entropy"]) == pytest.approx(1.0)
-    assert {"policy/rollout_mismatch_kl", "policy/ratio_max", "policy/clip_frac_low"} <= set(found)
+    assert float(figures["policy/entropy"]) == pytest.approx(1.0)
+    assert {"policy/rollout_mismatch_kl", "policy/ratio_max", "policy/clip_frac_low"} <= set(figures)
 
 
 DAPO = [
@@ -81,13 +80,13 @@ DAPO = [
 
 
 def test_every_file_with_an_overlong_penalty_is_looked_at() -> None:
-    found = {path for path in CONFIGS.rglob("*.yaml") if "overlong:" in path.read_text()}
-    assert len(found) >= 10 and found <= {path for files in DAPO for path in files}
+    paths = {path for path in CONFIGS.rglob("*.yaml") if "overlong:" in path.read_text()}
+    assert len(paths) >= 10 and paths <= {path for files in DAPO for path in files}
 
 
 @pytest.mark.parametrize("files", DAPO, ids=lambda files: files[-1].stem)
 def test_the_overlong_penalty_weighs_what_it_does_in_dapos_paper(files) -> None:
-    """Advantages of right and wrong answers, short and too long, are those of rewards +1 and -1 with a penalty of 1."""
+    """Advantages are those of rewards +1 and -1 with a penalty of 1 for overlong responses."""
     config = load(files).algorithm
     overlong = config.shaping.overlong
     assert overlong is not None

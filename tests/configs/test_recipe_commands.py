@@ -1,4 +1,4 @@
-"""A large recipe's own head and its row of docs/recipes.md name the nodes, layout and hardware that it is for."""
+"""A large recipe's head and its row of docs/recipes.md name its nodes, layout and hardware."""
 
 import re
 
@@ -11,7 +11,6 @@ from tests.support.recipes import RECIPES, files_of
 from tests.support.source_tree import ROOT
 
 HEADS = sorted(name for name in RECIPES if len(files_of(name)) == 1)
-"""Recipes whose head has the commands of a cluster."""
 
 
 def layout_of(layout: LayoutSection) -> str:
@@ -46,7 +45,7 @@ def test_a_recipes_head_asks_for_the_nodes_of_its_layout(name: str) -> None:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_a_run_that_is_told_to_leave_has_time_for_a_step(name: str) -> None:
-    """A job of several nodes gets its signal as long before its time limit as one phase may take."""
+    """A job of several nodes gets its signal one phase's maximum before its time limit."""
     file = CONFIGS / f"{name}.yaml"
     config = load([file])
     signals = re.findall(r"sbatch .*--signal=B:USR1@(\d+)", file.read_text())

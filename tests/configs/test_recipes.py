@@ -1,4 +1,4 @@
-"""Every recipe and every layout beside it resolves, survives a round trip, and fits the hardware in its name."""
+"""Every recipe and its layouts resolve, survive a round trip, and fit the hardware in their name."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.support.recipes import NOT_FOR_NODES, RECIPES, cases, files_of
 
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster with GPUs, and of the published models what the recipes read: config.json, and no weights to look at."""
+    """Pretend a cluster with GPUs and published models that consist of their config.json only."""
     monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
     monkeypatch.setattr(check, "_check_weights", lambda folder, policy: None)
 
@@ -33,13 +33,13 @@ def train_refuses(config: Config) -> bool:
 
 
 def with_folder(files: tuple[Path, ...], *words: str) -> Config:
-    """The recipe on nodes of eight slots, its model's folder in the place of the one that nobody has here."""
+    """Return the recipe on nodes of eight slots, with an existing model folder."""
     folder = CONFIGS / "models" / Path(load(files).model.path).name
     return load(files, [f"model.path={folder}", "launch.slots_per_node=8", *words])
 
 
 def test_every_recipe_is_among_the_cases() -> None:
-    """Those that come later too: a file of configs/ is a recipe for nodes of GPUs, or said to be none."""
+    """Every file of configs/, also a future one, is a recipe for GPU nodes or listed as an exception."""
     assert {path.stem for path in CONFIGS.glob("*.yaml")} == RECIPES.keys() | NOT_FOR_NODES
 
 
@@ -49,9 +49,8 @@ def test_every_recipe_is_among_the_cases() -> None:
 def test_recipe_fits_its_hardware_and_can_be_trained(files, nodes, hardware, published) -> None:
     config = with_folder(files)
     assert not train_refuses(config)
-    numbers = [
-        3 + 2 * (rank // 8) for rank in range(config.training.layout.world_size)
-    ]  # as Ray may give them
+    # as Ray may number nodes
+    numbers = [3 + 2 * (rank // 8) for rank in range(config.training.layout.world_size)]
     assert all(len(share) == 1 for share in slots_per_node(config, numbers))
     report = capacity_report(config, load_hardware(hardware))
     estimate = report.estimate
@@ -66,7 +65,7 @@ def test_recipe_fits_its_hardware_and_can_be_trained(files, nodes, hardware, pub
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_no_plan_says_that_a_recipe_fits_hardware_that_it_does_not(recipe: str) -> None:
-    """Of the sizes of memory the smaller one is too small for the largest models, in float8 as well."""
+    """The smaller memory size is too small for the largest models, in float8 too."""
     plan = capacity_report(load(files_of(recipe)), load_hardware("8x80gb"))
     assert plan.fits == (recipe not in ("deepseek_v3", "kimi_k2"))
 
@@ -89,7 +88,7 @@ OVER_TWO_NODES = (
     ids=["141 GB", "80 GB", "80 GB, twice the nodes", "80 GB, engines of two nodes"],
 )
 def test_the_larger_glm_fits_where_its_recipe_says(words, hardware, nodes, fits) -> None:
-    """configs/glm_4_5_air.yaml names what 355B needs beside its own settings."""
+    """configs/glm_4_5_air.yaml names the extra needs of 355B."""
     plan = capacity_report(load(files_of("glm_4_5_air"), words), load_hardware(hardware))
     assert plan.num_nodes == nodes
     assert plan.fits == fits, plan.advice.errors
@@ -97,7 +96,7 @@ def test_the_larger_glm_fits_where_its_recipe_says(words, hardware, nodes, fits)
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_whose_engines_span_nodes_says_so(recipe: str) -> None:
-    """In the comments at its head, with the setting."""
+    """The comments at its head say so, with the setting."""
     nodes = load(files_of(recipe)).rollout.ranks // 8
     head = (CONFIGS / f"{recipe}.yaml").read_text().partition("\nrun:")[0]
     assert nodes in (0, 1) or (f"(dp {8 * nodes}" in head and "attention" in head), nodes
@@ -119,19 +118,19 @@ def test_what_train_refuses_does_not_fit_by_the_plan(recipe, word, published) ->
 
 
 def test_a_plan_knows_whose_layers_train_attention_sinks() -> None:
-    """Our own, also where the setting is left alone; Transformer Engine's are refused before anything starts."""
+    """The local spec does, also by default; Transformer Engine's is refused before anything starts."""
     recipe, hardware = [CONFIGS / "gpt_oss_120b.yaml"], load_hardware("8x80gb")
-    said, alone, refused = (
+    local, alone, refused = (
         capacity_report(load(recipe, [f"training.spec={spec}"]), hardware)
         for spec in ("local", "auto", "transformer_engine")
     )
-    assert alone.estimate.seconds == said.estimate.seconds
-    assert alone.estimate.timeline == said.estimate.timeline
+    assert alone.estimate.seconds == local.estimate.seconds
+    assert alone.estimate.timeline == local.estimate.timeline
     assert not refused.fits and "attention sinks" in refused.advice.errors[0]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "gpus", "said"),
+    ("recipe", "gpus", "message"),
     [
         ("qwen3_30b_a3b", "[7]", "the layout needs 8 GPUs, but reward.engines leaves 7"),
         ("qwen3_30b_a3b", "[8]", "names the GPUs [8], but this machine has 8"),
@@ -140,7 +139,7 @@ def test_a_plan_knows_whose_layers_train_attention_sinks() -> None:
     ],
 )
 def test_gpus_of_reward_engines_are_none_of_the_layouts_by_the_plan_too(
-    recipe: str, gpus: str, said: str, monkeypatch: pytest.MonkeyPatch
+    recipe: str, gpus: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     word = f"reward={{kind: llm, engine: j, engines: {{j: {{model: /judge, gpus: {gpus}}}}}}}"
     config = load(files_of(recipe), [word])
@@ -152,11 +151,11 @@ def test_gpus_of_reward_engines_are_none_of_the_layouts_by_the_plan_too(
     with pytest.raises(ConfigError) as refused:
         engines.check_engines(config)
     (line,) = report.advice.errors
-    assert said in line and line == str(refused.value).splitlines()[-1]
+    assert message in line and line == str(refused.value).splitlines()[-1]
 
 
 def test_a_reward_engine_on_slots_is_counted_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qwen3-30B-A3B on two of the eight: half of its weights, its cache and vLLM's process, in every event of the slot."""
+    """Every event of the slot includes half of the judge's weights, its cache and vLLM's process."""
     judge = (
         "model: weights/Qwen3-30B-A3B, tp: 2, gpus: [6, 7], kv_cache_bytes: 1000000000, shares_slots: true"
     )
@@ -165,8 +164,8 @@ def test_a_reward_engine_on_slots_is_counted_on_them(monkeypatch: pytest.MonkeyP
     shared = load(files_of("qwen3_30b_a3b"), [word])
     assert Estimate(shared, hardware).unmet == Estimate(alone, hardware).unmet == []
     events = zip(Estimate(alone, hardware).timeline, Estimate(shared, hardware).timeline, strict=True)
-    more = {after.total - before.total for before, after in events}
-    assert more == {30_532_122_624 + 1_000_000_000 + hardware.engine_process_bytes}
+    extra = {after.total - before.total for before, after in events}
+    assert extra == {30_532_122_624 + 1_000_000_000 + hardware.engine_process_bytes}
     monkeypatch.setattr(engines, "own_gpus", lambda: 8)
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     assert engines._gpu_faults(shared) == []

@@ -1,4 +1,4 @@
-"""Each recipe, with the same kinds of parallelism at tiny sizes, trains one real step on CPU."""
+"""Each recipe trains one real step on CPU, with the same parallelism at tiny sizes."""
 
 import os
 import subprocess
@@ -20,20 +20,20 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return float(ord(solution_str[:1] or "0") % 2)
 '''
 RECIPES = {
-    "qwen3_next_80b_a3b": ("qwen3_next", {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "shared_expert_intermediate_size": 64}),
+    "qwen3_next_80b_a3b": ("qwen3_next", {
+        "linear_key_head_dim": 32, "linear_value_head_dim": 32, "shared_expert_intermediate_size": 64,
+    }),
     "kimi_k2": ("deepseek_v3", {"qk_nope_head_dim": 32, "v_head_dim": 32}),
     "glm_4_5_air": ("glm4_moe", {}),
     "qwen3_235b_a22b": ("qwen3_moe", {}),
 }  # fmt: skip
-"""One recipe of each family -> its family, and widths that an engine's two ranks can split. Recipes of one family differ in sizes, which
-tests/configs/test_recipes.py plans."""
+"""Recipe -> its family and widths that two engine ranks can split; test_recipes.py plans the others."""
 LAYOUT = {"tp": 2, "pp": 2, "ep": 2, "dp": 1, "cp": 1}
-"""Every axis of the recipes above one at two, dp at what the two cores carry."""
+"""Every axis above one is two; dp is what two cores can run."""
 
 
 def shrunken(recipe: str, folder: Path) -> list[str]:
-    """The recipe with small words over it; algorithm, recompute and phases stay the recipe's, and the trainer
-    leaves its memory while engines serve, as it does on GPUs. Engines are wide: these sizes have no whole block of 128 (tests/launch/test_float8.py has)."""
+    """Return the recipe at tiny sizes, off-loaded and with wide engines; the algorithm stays the recipe's."""
     arithmetic_rows.write_arithmetic(folder / "data", largest=9, num_validation=8, num_sft=8)
     (folder / "verifier.py").write_text(PLUGIN)
     family, widths = RECIPES[recipe]

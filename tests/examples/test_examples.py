@@ -1,4 +1,4 @@
-"""Every example is short, and runs as a stranger would run it: from a folder of his own, beside packages named as ours."""
+"""Every example is short and runs in a user's folder, next to packages with our packages' names."""
 
 import json
 import os
@@ -26,12 +26,11 @@ SCREEN = (
     r"step \d/9  .*\d s  \(\d+ min left\)", r"step [12]: reward 0.\d\d",
     r"runs/reversed_words: good enough after step 2", r"ended: good enough, in runs/reversed_words",
 )  # fmt: skip
-"""Every line that a run which is stopped after two steps prints, its program's own among them."""
+"""Allowed lines of a run that is stopped after two steps, with its program's own."""
 
 
 @pytest.fixture
 def folder(strange_folder: Path) -> Path:
-    """A user's folder with a copy of the examples."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "examples", strange_folder / "examples", ignore=ignored)
     return strange_folder
@@ -87,7 +86,7 @@ def test_responses_are_scored_and_a_wrong_setting_is_named(folder: Path) -> None
 
 @pytest.mark.integration
 def test_own_data_model_and_reward_are_trained_with(folder: Path) -> None:
-    """Beside files that are called as modules of Python are; by one rank and one engine, where the example has two of each."""
+    """Run next to files named like Python modules, on one rank and engine instead of two."""
     write_modules_named_as_pythons(folder)
     python(folder, "examples/reversed_words/make_data.py", "work/reversed")
     python(folder, "examples/reversed_words/make_model.py", "work/reversed/model")

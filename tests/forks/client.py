@@ -1,6 +1,7 @@
-"""Takes Python's place where Ray starts a worker: `client.py SOCKET SCRIPT ARGUMENTS...` hands the script to a fork server
-(tests/forks/servers.py), which runs it in a process that has its imports. If the server does not answer, this process becomes
-the Python that Ray asked for."""
+"""Replaces Python when Ray starts a worker: `client.py SOCKET SCRIPT ARGUMENTS...`.
+
+A fork server (tests/forks/servers.py) runs the script in a process with its imports. If the server does not
+respond, this process becomes the requested Python."""
 
 import json
 import os
@@ -10,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 
 ANSWER_SECONDS = 30.0
-"""Half of what Ray gives a worker to report in: the other half is for one that starts by itself."""
+"""Half of Ray's limit for a worker to report; the other half is for one that starts alone."""
 
 
 def handed_over(path: str, words: list[str]) -> bool:
-    """Return True if the fork server at a socket has taken the script."""
+    """Return True if the fork server at a socket accepted the script."""
     request = {
         "words": words,
         "environment": dict(os.environ),

@@ -1,4 +1,4 @@
-"""What the workers of a run on CPU import, by kind: eager engines of one thread, and trainer ranks. Imports start no thread."""
+"""Imports of a CPU run's workers, by kind: eager one-thread engines, trainer ranks. None starts a thread."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ KINDS = ("engine", "trainer")
 
 
 def quickstart() -> Config:
-    """Return the configuration whose imports are made."""
     return load_config(str(Path(__file__).parents[2] / "configs/quickstart.yaml"))
 
 
 def variables(config: Config) -> dict[str, str | None]:
-    """Return what an engine's imports are made under; None: not in the environment."""
+    """Return the variables that an engine's imports depend on; None: not in the environment."""
     return vllm_environment.variables(config.rollout, EngineProcess(), None, compiled=_is_compiled(config))
 
 
@@ -29,7 +28,6 @@ def _is_compiled(config: Config) -> bool:
 
 
 def preload(kind: str) -> None:
-    """Make a kind's imports."""
     if kind == "trainer":
         os.environ.update(CPU_ENVIRONMENT)
         without_wandb()

@@ -1,5 +1,4 @@
-"""`mrl` with workers that the tests' fork servers start, on pretended nodes and under faults if a test asks for
-them; the rest of it is a user's."""
+"""`mrl` with workers from the tests' fork servers, pretended nodes and faults on request."""
 
 import os
 import sys

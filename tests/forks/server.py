@@ -1,6 +1,7 @@
-"""The process of the fork servers (tests/forks/servers.py): imports torch and forks one server for each kind of worker, which makes
-the imports of its kind (tests/forks/imports.py) and then forks for every client (tests/forks/client.py, the Python of Ray's
-workers). It forks while it has one thread only, and imports start none.
+"""The fork servers' process (tests/forks/servers.py): imports torch and forks a server per kind of worker.
+
+A server makes its kind's imports (tests/forks/imports.py), which start no threads, and then forks for every
+client (tests/forks/client.py, the Python of Ray's workers).
 """
 
 from __future__ import annotations
@@ -22,26 +23,23 @@ from mrl.processes.lifeline import die_with_parent
 from tests.forks import vllm_workers
 
 CLIENT_SECONDS = 60.0
-"""A client that says nothing for so long is left alone."""
+"""Seconds after which a silent client is dropped."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """What a client was started as."""
+    """A client's arguments, folder, descriptors and environment."""
 
     words: list[str]
-    """A script and its arguments."""
     environment: dict[str, str]
     folder: str
-    """Its working directory."""
     oom_score: str
     streams: list[int]
-    """Descriptors of standard input, output and error."""
     set_by_imports: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Variables that the imports were made under, in the place of the client's."""
+    """Variables of the imports, which replace the client's."""
 
     def run(self) -> None:
-        """Become what the client was: this process runs the script as its main program."""
+        """Become the client: run the script as the main program."""
         import numpy as np
 
         gc.enable()
@@ -63,7 +61,7 @@ class Request:
 
 
 def serve(listener: socket.socket, kind: str, module: str) -> Request:
-    """Make a kind's imports and fork for each client; return in the processes that were forked, and nowhere else."""
+    """Make a kind's imports and fork for each client; return only in the forked processes."""
     before = dict(os.environ)
     sys.modules["ray"] = None  # type: ignore[assignment] its import reads of the environment which raylet and job it is for
     importlib.import_module(module).preload(kind)
@@ -91,7 +89,7 @@ def serve(listener: socket.socket, kind: str, module: str) -> Request:
 
 
 def has_left(connection: socket.socket) -> bool:
-    """Return True if a client gave up waiting, and starts by itself."""
+    """Return True if a client gave up and starts alone."""
     connection.setblocking(False)
     try:
         return not connection.recv(1)
@@ -100,7 +98,7 @@ def has_left(connection: socket.socket) -> bool:
 
 
 def received(connection: socket.socket) -> Request | None:
-    """Return a client's request; None from one that ended or only asked whether the server is there."""
+    """Return a client's request; None if it ended or only tested the connection."""
     connection.settimeout(CLIENT_SECONDS)
     try:
         head, streams, _, _ = socket.recv_fds(connection, 8, 3)
@@ -112,17 +110,16 @@ def received(connection: socket.socket) -> Request | None:
 
 
 def main(owner: int, served: Mapping[str, int], module: str) -> Request:
-    """Fork a server for each listening socket and wait for their ends, which come with this process's; return a request in the
-    workers that they fork."""
+    """Fork a server per listening socket and wait for them; return requests in the forked workers."""
     die_with_parent(owner)
-    own = os.getpid()
-    gc.disable()  # thousands of modules leave next to nothing to collect, and looking for it is a fifth of their imports
+    pid = os.getpid()
+    gc.disable()  # modules leave little garbage, and collection is a fifth of import time
     import torch  # noqa: F401
 
     listeners = {kind: socket.socket(fileno=number) for kind, number in served.items()}
     for kind in served:
         if os.fork() == 0:
-            die_with_parent(own)
+            die_with_parent(pid)
             for other in set(listeners) - {kind}:
                 listeners[other].close()
             return serve(listeners[kind], kind, module)

@@ -1,8 +1,7 @@
-"""Fork servers, which the tests of one process share: they import Megatron or vLLM once and fork the workers of the tests' runs,
-because imports are most of what a run of a tiny model costs.
+"""Fork servers that import Megatron or vLLM once and fork the workers of the tests' runs.
 
-This is the tests' side of them; tests/forks/server.py is the process. A run whose imports would be others starts its workers by
-itself.
+Imports are most of the cost of a tiny run. tests/forks/server.py is the process, this the tests' side.
+A run with other imports starts its workers alone.
 """
 
 from __future__ import annotations
@@ -37,26 +36,24 @@ from tests.forks.imports import KINDS, quickstart, variables
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-"""Of every command of a test."""
 VARIABLE = "MRL_TEST_FORK_SERVERS"
-"""In the environment of a command whose workers these servers start: `ForkServers.offer`."""
+"""Variable of a command whose workers these servers start: `ForkServers.offer`."""
 GIVEN_ANEW = ("MRL_", "RAY_", "PYTEST_", "PYTHONBREAKPOINT", "TMPDIR", "PWD", "OLDPWD", "SHLVL")
-"""How variables begin that no import of a server reads; like all others, a worker has its client's."""
+"""Prefixes of variables that no import reads; a worker gets its client's."""
 READY_SECONDS = 240.0
 
 
 class ForkServers:
-    """The fork servers, from now until `close`; workers that they forked do not end with them."""
+    """The fork servers until `close`; workers that they forked live on."""
 
     def __init__(self, kinds: Sequence[str] = KINDS, *, module: str = "tests.forks.imports") -> None:
-        """`module`: its `preload(kind)` makes the imports of a kind."""
         self.folder = Path(tempfile.mkdtemp(prefix="mrl-forks-"))  # this user's alone, with all sockets
         with contextlib.chdir(ROOT), mock.patch.dict(os.environ):
             os.environ.pop("MRL_SESSION", None)  # of a test's cluster, with which all that has it ends
             self._digest = digest(quickstart(), os.environ)
             os.environ.update(ENVIRONMENT | worker_environment(quickstart()))
             sockets = {kind: listening(str(self.folder / kind)) for kind in kinds}
-            served = {kind: each.fileno() for kind, each in sockets.items()}
+            served = {kind: listener.fileno() for kind, listener in sockets.items()}
             with (self.folder / "log").open("wb") as log:
                 self._process = subprocess.Popen(
                     [
@@ -74,22 +71,21 @@ class ForkServers:
                     env={**os.environ, **child_path()},
                     pass_fds=list(served.values()),
                 )
-        for each in sockets.values():
-            each.close()  # a client of a server that ended is refused, and does not wait
+        for listener in sockets.values():
+            listener.close()  # a client of a server that ended is refused, and does not wait
 
     @property
     def offer(self) -> dict[str, str]:
-        """The variable of a command that is to find these servers."""
         return {VARIABLE: json.dumps({"digest": self._digest, "folder": str(self.folder)})}
 
     def forked(self) -> list[psutil.Process]:
-        """Return what lives of all that they forked, and below."""
-        found = []
+        """Return living processes that they forked, and their descendants."""
+        processes = []
         for child in psutil.Process(self._process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if child.ppid() != self._process.pid:  # a server
-                    found.append(child)
-        return found
+                    processes.append(child)
+        return processes
 
     def close(self) -> None:
         self._process.kill()
@@ -99,21 +95,21 @@ class ForkServers:
 
 @functools.cache
 def shared() -> ForkServers:
-    """Start the servers of this process of tests, by the thread that all tests run in: they end with the thread that started them."""
+    """Start this process's servers in the main thread of the tests, with which they end."""
     assert threading.current_thread() is threading.main_thread()
     return ForkServers()
 
 
 def close() -> None:
-    """End the shared servers if there are any."""
     if shared.cache_info().currsize:
         shared().close()
         shared.cache_clear()
 
 
 def python(folder: Path, kind: str) -> str | None:
-    """Return the command that stands for Python where a worker of a kind starts, once the server has its imports: Ray gives up on a
-    worker that does not report within a minute. None if the server has ended."""
+    """Return the command that replaces Python for a kind of worker; None if the server has ended.
+
+    It waits for the server's imports, because Ray gives up on a silent worker after a minute."""
     try:
         with socket.socket(socket.AF_UNIX) as server:
             server.settimeout(READY_SECONDS)
@@ -128,7 +124,7 @@ def python(folder: Path, kind: str) -> str | None:
 
 @contextlib.contextmanager
 def starting_workers(offer: str) -> Iterator[None]:
-    """Let these servers, if their imports are a run's own, start the trainer ranks and engines of this process's runs."""
+    """Let these servers start this process's trainer ranks and engines if the imports match."""
     kept, before = json.loads(offer), dict(os.environ)
     usual = ActorGroup.runtime_env
 
@@ -155,10 +151,11 @@ def listening(path: str) -> socket.socket:
 
 
 def digest(config: Config, environment: Mapping[str, str]) -> str:
-    """Return a digest of all that imports depend on: Python, the folder, the environment, the configuration's part in it, and the
-    kernel's namespaces, which decide what a worker sees of files, processes and networks."""
+    """Return a digest of all that imports depend on: Python, folder, environment, configuration.
+
+    The kernel's namespaces count too; they decide which files, processes and networks a worker sees."""
     whole = {**environment, **ENVIRONMENT, **worker_environment(config)}
-    own = {n: v for n, v in whole.items() if not n.startswith(GIVEN_ANEW)}
+    kept = {n: v for n, v in whole.items() if not n.startswith(GIVEN_ANEW)}
     spaces = {path.name: os.readlink(path) for path in Path("/proc/self/ns").iterdir()}
-    parts = [sys.executable, os.getcwd(), own, variables(config), spaces]
+    parts = [sys.executable, os.getcwd(), kept, variables(config), spaces]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

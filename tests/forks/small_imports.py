@@ -1,10 +1,10 @@
-"""A small stand-in for what fork servers import."""
+"""A small stand-in for the imports of fork servers."""
 
 import contextlib
 
 
 def preload(kind: str) -> None:
-    """Import what a worker needs that needs little, and would take Ray where that is installed."""
+    """Import a small module, and Ray unless the server blocks it."""
     import colorsys  # noqa: F401
 
     with contextlib.suppress(ImportError):

@@ -1,4 +1,4 @@
-"""Fork servers: what they fork is what a client was started as, and they end with their owner."""
+"""Fork servers: a forked process equals its client, and all end with their owner."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ import gc, json, os, random, sys
 import numpy as np
 print("to standard error", file=sys.stderr)
 report = dict(
-    pid=os.getpid(), parent=os.getppid(), words=sys.argv, environment=dict(os.environ), folder=os.getcwd(), first=sys.path[0],
-    threads=len(os.listdir("/proc/self/task")), imported=list(sys.modules), main=sys.modules["__main__"].__file__,
-    draws=[random.random(), float(np.random.random())], read=sys.stdin.read(), name=__name__, collects=gc.isenabled(),
+    pid=os.getpid(), parent=os.getppid(), words=sys.argv, environment=dict(os.environ), folder=os.getcwd(),
+    first=sys.path[0], threads=len(os.listdir("/proc/self/task")), imported=list(sys.modules),
+    main=sys.modules["__main__"].__file__, draws=[random.random(), float(np.random.random())],
+    read=sys.stdin.read(), name=__name__, collects=gc.isenabled(),
     score=open("/proc/self/oom_score_adj").read(),
 )
 print(json.dumps(report))
@@ -41,13 +42,13 @@ def servers() -> Iterator[ForkServers]:
 
 
 def command(servers: ForkServers, kind: str) -> str:
-    found = python(servers.folder, kind)
-    assert found is not None, (servers.folder / "log").read_text()
-    return found
+    program = python(servers.folder, kind)
+    assert program is not None, (servers.folder / "log").read_text()
+    return program
 
 
 def reported(python: str, folder: Path, *words: str, **environment: str) -> dict[str, Any]:
-    """What a script reports of its process that a shell starts as Ray's raylet does; it ends before the client's pipes do."""
+    """Return the report of a script that a shell starts as Ray's raylet does; it ends before its pipes."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
     command = ["bash", "-c", f'exec {python} "$@"', "bash", str(script), *words]
@@ -101,10 +102,8 @@ def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         "s = ForkServers(('plain',), module='tests.forks.small_imports')\n"
         "print(python(s.folder, 'plain'), flush=True); time.sleep(600)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    owner = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
-    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=env)
     assert owner.stdout is not None
     try:
         reported(owner.stdout.readline().strip(), tmp_path)  # they serve

@@ -1,8 +1,7 @@
-"""vLLM's workers on CPU, forked with the imports of their engine's process: started anew, as vLLM does it, each makes them again,
-which is most of what the start of an engine of several processes costs.
+"""vLLM's CPU workers, forked with their engine's imports, which otherwise are most of its start time.
 
-The fork server is multiprocessing's own, made as a fork of the engine's process while that has imports and one thread. It
-unpickles what it receives, so its socket, whose name every user of the machine sees, hears this user alone.
+multiprocessing's fork server is a fork of the engine's process, made while that has one thread. It unpickles
+what it receives, and any user sees its socket's name, so it accepts this user only.
 """
 
 from __future__ import annotations
@@ -19,17 +18,16 @@ from types import SimpleNamespace
 from typing import Any
 
 VARIABLE = "MRL_TEST_FORK_VLLM"
-"""In the environment of an engine's process whose workers are to be forked."""
+"""Variable of an engine's process whose workers are forked."""
 _PR_SET_NAME = 15
 _CREDENTIALS = struct.Struct("3i")
-"""pid, uid, gid."""
 
 
 class OwnUserSocket(socket.socket):
     """A Unix socket that accepts processes of this user only."""
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept. ConnectionAbortedError, which multiprocessing's server passes over, if another user has connected."""
+        """Accept a connection of this user; others raise ConnectionAbortedError, which the server ignores."""
         connection, address = super().accept()
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, uid, _ = _CREDENTIALS.unpack(credentials)
@@ -40,8 +38,7 @@ class OwnUserSocket(socket.socket):
 
 
 def stand_by() -> None:
-    """Make the server, and let vLLM's executors of this process start their workers by it; it ends with this process and with what
-    it forked.
+    """Make the server of vLLM's executors; it ends with this process and with its forked ones.
 
     Raises:
         RuntimeError: Other threads run.
@@ -53,10 +50,10 @@ def stand_by() -> None:
 
 
 def fork_server() -> None:
-    """Make this process's fork server of multiprocessing a fork of it."""
+    """Fork this process to make its multiprocessing fork server."""
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         raise RuntimeError(f"{threads} threads run, and one of them may hold a lock that a fork would keep")
-    address = f"\0mrl-workers-{os.getpid()}-{secrets.token_hex(8)}"  # without a file, which one that is killed would leave
+    address = f"\0mrl-workers-{os.getpid()}-{secrets.token_hex(8)}"  # abstract: no file stays
     alive_end, alive = os.pipe()
     forkserver.socket = SimpleNamespace(socket=OwnUserSocket, AF_UNIX=socket.AF_UNIX)  # type: ignore[attr-defined]
     with OwnUserSocket(socket.AF_UNIX) as listener:
@@ -74,7 +71,7 @@ def fork_server() -> None:
 
 
 class _Worker(ForkServerProcess):
-    """Has the environment of the process that starts it, as one that is started anew would."""
+    """Has the environment of the process that starts it, like a new process."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -86,9 +83,8 @@ class _Worker(ForkServerProcess):
         for name in os.environ.keys() - self._variables.keys():
             del os.environ[name]
         os.environ.update(self._variables)
-        title = self.name.replace(
-            "VllmWorker", "VLLM::Worker"
-        )  # vLLM's setproctitle finds no place in a fork
+        # vLLM's setproctitle does not find its place in a fork
+        title = self.name.replace("VllmWorker", "VLLM::Worker")
         ctypes.CDLL(None).prctl(_PR_SET_NAME, title.encode())
         plugin.end_with_engine()  # it was imported in a process that is no worker
         super().run()

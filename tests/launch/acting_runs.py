@@ -1,4 +1,4 @@
-"""Command-line words of a small real run of episodes: one slot, a random tiny model with a chat template."""
+"""Arguments of a small real run of episodes: one slot, a random tiny model with a chat template."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def words(acting: Path, folder: Path, name: str, *more: str) -> list[str]:
-    """One token in three ends a turn of the random model, by its generation_config.json."""
+def words(acting: Path, folder: Path, name: str, *extra: str) -> list[str]:
+    """Return arguments; a third of the random model's tokens end a turn (generation_config.json)."""
     return [
         str(ROOT / "configs/quickstart.yaml"),
         f"run={{name: {name}, folder: {folder}}}",
@@ -22,5 +22,5 @@ def words(acting: Path, folder: Path, name: str, *more: str) -> list[str]:
         "loop.samples_per_prompt=4",
         "loop.validation={every_steps: 2, num_prompts: 8}",
         "loop.max_rollout_mismatch=1e-4",
-        *more,
+        *extra,
     ]

@@ -1,4 +1,4 @@
-"""`mrl` as a user runs it: a process of its own with a deadline, and what is left of it afterwards."""
+"""Runs `mrl` as a user does, with a deadline, and checks what is left of it afterwards."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ class Command:
         folder: Path = ROOT,
         alone: bool = False,
     ) -> None:
-        """`under`: a command that becomes `mrl` (exec) once it has prepared a place for it. `folder`: where it is started.
-        `alone`: without the tests' fork servers, as users have it, and as every command that starts no actors has it."""
+        """`under`: a command that prepares a place and then executes `mrl`; `alone`: without fork servers."""
         self.log = log
         self.started = time.monotonic()
         self._file = log.open("w")
         self._segments: set[str] = set()
         self._looked = 0.0
         self.named_at = float("inf")
-        """When (time.time) the line that says why it failed was seen in its output."""
+        """Time (time.time) at which the line with the cause of its failure was seen."""
         is_alone = alone or words[0] != "train"
         self._servers: ForkServers | None = None if is_alone else shared()
         offer = {} if self._servers is None else self._servers.offer
@@ -61,7 +60,7 @@ class Command:
         return self.log.read_text(errors="replace")
 
     def family(self) -> list[psutil.Process]:
-        """Everything it started that lives, grandchildren included, also after the parent is gone."""
+        """Return its living descendants, also after the parent has ended."""
         born = [] if self._servers is None else self._servers.forked()
         if psutil.pid_exists(self.process.pid):
             born += psutil.Process(self.process.pid).children(recursive=True)
@@ -79,7 +78,7 @@ class Command:
         return alive
 
     def _remember_segments(self, processes: list[psutil.Process]) -> None:
-        """Names in /dev/shm that the family has mapped; looked up at most once a second."""
+        """Collect the names in /dev/shm that the family has mapped, at most once a second."""
         if time.monotonic() - self._looked < 1.0:
             return
         self._looked = time.monotonic()
@@ -88,28 +87,25 @@ class Command:
                 self._segments |= set(SEGMENT.findall(Path(f"/proc/{process.pid}/maps").read_text()))
 
     def worker(self, log: Path) -> psutil.Process:
-        """The process that writes a worker's log file."""
+        """Return the process that writes a worker's log file."""
         path = str(log.resolve())
-        for process in self.family():
+        for child in self.family():
             with contextlib.suppress(psutil.Error):
-                if "ray::" in " ".join(process.cmdline()) and any(
-                    f.path == path for f in process.open_files()
-                ):
-                    return process
+                if "ray::" in " ".join(child.cmdline()) and any(f.path == path for f in child.open_files()):
+                    return child
         raise AssertionError(f"no process of the run has {path} open")
 
     def wait_for(self, text: str, *, seconds: float) -> None:
-        """Returns when the output holds the text."""
-        self.wait_until(lambda: text in self.output, seconds=seconds, what=repr(text))
+        self.wait_until(lambda: text in self.output, seconds=seconds, name=repr(text))
 
-    def wait_until(self, condition: Callable[[], bool], *, seconds: float, what: str = "condition") -> None:
-        """Returns when the condition holds; remembers the family on the way."""
+    def wait_until(self, condition: Callable[[], bool], *, seconds: float, name: str = "condition") -> None:
+        """Wait until the condition is true; remember the family meanwhile."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, (
-                f"ended with {self.process.returncode} before {what}:\n{self.output[-3000:]}"
+                f"ended with {self.process.returncode} before {name}:\n{self.output[-3000:]}"
             )
-            assert time.monotonic() < deadline, f"no {what} after {seconds} s:\n{self.output[-3000:]}"
+            assert time.monotonic() < deadline, f"no {name} after {seconds} s:\n{self.output[-3000:]}"
             self.family()
             time.sleep(0.1)
 
@@ -118,7 +114,7 @@ class Command:
         self.process.send_signal(number)
 
     def wait(self, *, seconds: float) -> int:
-        """Exit code; the family is remembered while it runs."""
+        """Wait for the end; return the exit code."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"still running after {seconds} s:\n{self.output[-3000:]}"
@@ -136,7 +132,7 @@ class Command:
             self.named_at = time.time()
 
     def assert_nothing_left(self, *, seconds: float = 180.0) -> float:
-        """Waits until no process and no session folder of the command is left; seconds it took."""
+        """Wait until no process or session folder of the command is left; return the seconds it took."""
         start = time.monotonic()
         while (alive := self.family()) and time.monotonic() - start < seconds:
             time.sleep(0.2)
@@ -144,12 +140,11 @@ class Command:
         return time.monotonic() - start
 
     def assert_no_segment_left(self) -> None:
-        """Of those it was seen to have mapped."""
         left = sorted(name for name in self._segments if os.path.exists(name))
         assert not left, f"shared memory left behind: {left}"
 
     def cgroups(self) -> list[str]:
-        """Those of sandboxes that processes of it made and left."""
+        """Return the cgroups that sandboxes of its processes made and left."""
         named = re.compile(rf"mrl-({'|'.join(map(str, [self.process.pid, *self._family]))})-\d+")
         folders = [folder for folder, _, _ in os.walk(CGROUPS) if named.fullmatch(os.path.basename(folder))]
         return sorted(folders)
@@ -158,7 +153,7 @@ class Command:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """For the end of a test that failed: kills exactly what this command started."""
+        """Kill exactly what this command started, for the case that the test failed."""
         for process in self.family():
             process.kill()
         if self.process.poll() is None:
@@ -168,7 +163,7 @@ class Command:
 
 
 def run(*words: str, log: Path, seconds: float = 400.0, **options: Any) -> str:
-    """Run a Command to its end; return its output. A non-zero exit is an assertion with the output's tail."""
+    """Run a Command to its end and return its output; raise AssertionError unless it exits with 0."""
     with Command(*words, log=log, **options) as command:
         code = command.wait(seconds=seconds)
         assert code == 0, f"exit {code}:\n{command.output[-4000:]}"

@@ -1,4 +1,4 @@
-"""Small tasks and random tiny models, made once for all tests of launch; and what every real run there has to keep."""
+"""Small tasks and random tiny models, made once for all launch tests, and checks of every real run."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.tiny_models import write_model
 
 @pytest.fixture(scope="session")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with train.jsonl, validation.jsonl and model/ (random Qwen3-MoE, 4 layers, 8 experts)."""
+    """Return a folder with train.jsonl, validation.jsonl and model/ (random Qwen3-MoE, 8 experts)."""
     folder = arithmetic_rows.write_arithmetic(
         tmp_path_factory.mktemp("task"), largest=20, num_validation=64, num_sft=100
     )
@@ -29,7 +29,6 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with a chat template, and rows for environments.py."""
     folder = tmp_path_factory.mktemp("acting")
     tokenizer = chat_tokenizers.qwen()
     write_model(folder / "model", served=True, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
@@ -47,13 +46,13 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _fork_servers_stand(request: pytest.FixtureRequest) -> None:
-    """Before a test's own threads ask for them."""
+    """Start the fork servers before a test starts threads that need them."""
     if request.node.get_closest_marker("integration"):
         shared()
 
 
 @pytest.fixture(autouse=True)
 def _every_written_metric_is_in_the_list(tmp_path: Path) -> Iterator[None]:
-    """Whatever the driver, trainer ranks, engine ranks and reward workers of a test's runs wrote."""
+    """Check that every metric written by a test's runs is in the list."""
     yield
     assert undescribed(written_names(tmp_path)) == []

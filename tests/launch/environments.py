@@ -15,16 +15,15 @@ from mrl.samples import Verdict
 
 
 def letters(request: RewardRequest) -> Verdict:
-    """The share of small letters in a response, as Counting pays them."""
+    """Return the share of lower-case letters in a response, which Counting pays as its reward."""
     return scored(sum(letter.islower() for letter in request.response) / max(1, len(request.response)))
 
 
 class Counting:
-    """Answers each turn with its number and letters that tokenizers part badly; ends after as many turns as the row says. A turn
-    is worth the share of small letters in it."""
+    """Answers with the turn's number and hard-to-tokenize letters; rewards lower-case letters."""
 
     def __init__(self, seconds: float = 0.0, hosts: str | None = None) -> None:
-        """`seconds` are spent on each turn; in the folder `hosts` each host of episodes gets a file."""
+        """`seconds`: duration of a turn; `hosts`: folder to which each environment worker adds a file."""
         self._seconds, self._hosts = seconds, hosts
 
     def reset(self, task: dict[str, Any], seed: int) -> str:

@@ -1,4 +1,4 @@
-"""Greedy responses of `mrl eval` beside transformers' own."""
+"""Compares greedy responses of `mrl eval` with transformers' own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from tests.tiny_models import reference_model
 
 
 def compared(samples: Path, tokenizer: Any, folder: Path, *, torn: float, limit: int = 6) -> int:
-    """How many responses of a samples.jsonl begin with transformers' first tokens for the folder: all must, but where two
-    logits on the way are no more than `torn` apart."""
+    """Return how many responses begin as transformers' do; all must, except after a near-tie (`torn`)."""
     text_of, reference, equal = decoder(tokenizer), reference_model(folder), 0
     for line in samples.read_text().splitlines():
         sample = json.loads(line)
@@ -28,7 +27,7 @@ def compared(samples: Path, tokenizer: Any, folder: Path, *, torn: float, limit:
 
 
 def greedy(model: Any, prompt: list[int], *, end: int, limit: int) -> tuple[list[int], float]:
-    """At most so many tokens, the end's left out, and the least distance of a logit to the next one on the way."""
+    """Return greedy tokens without the end token, and the smallest gap between the two best logits."""
     tokens, margin = list(prompt), float("inf")
     for _ in range(limit):
         with torch.no_grad():

@@ -46,7 +46,7 @@ from tests.tiny_models import reference_logprobs
 
 
 def tiny_config(model: Path, folder: Path, *words: str) -> Config:
-    """A two-step configuration over rows and a model made by the fixtures; eager engines, float32."""
+    """Return a two-step configuration over the fixtures' rows and model; eager engines, float32."""
     from mrl.config.load import load
 
     return load(
@@ -67,13 +67,13 @@ def tiny_config(model: Path, folder: Path, *words: str) -> Config:
 
 
 Future = concurrent.futures.Future[list[Completion]]
-"""What comes of requests, in order."""
+"""Completions of requests, in order."""
 MEMORY_CAP = 1500 << 20
-"""Bytes of a run's trainer ranks and engines (shared pages counted once), for each slot."""
+"""Bytes per slot of a run's trainer ranks and engines; shared pages count once."""
 
 
 class ChangingRewards:
-    """Reward workers that may be others from one run over the same engines to the next; at first there are none."""
+    """Reward workers that can change between runs over the same engines; at first there are none."""
 
     workers: RewardWorkers | None = None
 
@@ -99,10 +99,10 @@ class ChangingRewards:
 
 
 class ShuffledRewards:
-    """Verdicts of the real verifiers, dealt out at random, but in each run alike, among the samples of a round."""
+    """Shuffles the real verdicts among the samples of a round, in the same way in every run."""
 
     def __init__(self, pool: RewardPool, section: LoopSection, *, validated: int = 0) -> None:
-        """`validated`: prompts of a validation."""
+        """`validated`: number of prompts of a validation."""
         self._pool, self._random, self._lock = pool, random.Random(0), threading.Lock()
         self._validated = validated
         self._size = section.prompts_per_step * section.samples_per_prompt
@@ -114,19 +114,16 @@ class ShuffledRewards:
         self._pool.deliver_to(self._hold)
 
     def _hold(self, name: str, verdict: Verdict) -> None:
-        """Deal out once the round is whole; a validation's prompts have negative indices."""
+        """Deliver verdicts when the round is complete; prompts of a validation have negative indices."""
         with self._lock:
             self._held.append((name, verdict))
             if len(self._held) < (self._validated if name.startswith("-") else self._size):
                 return
-            held, self._held = (
-                sorted(self._held, key=lambda named: named[0]),
-                [],
-            )  # not in the order of arrival
+            held, self._held = sorted(self._held, key=lambda named: named[0]), []  # by name, not arrival
             values = [v for _, v in held]
             self._random.shuffle(values)
-        for (each, _), value in zip(held, values, strict=True):
-            self._deliver(each, value)
+        for (held_name, _), value in zip(held, values, strict=True):
+            self._deliver(held_name, value)
 
 
 class LazyEngines:
@@ -146,7 +143,7 @@ class LazyEngines:
 def running(
     config: Config, log_folder: Path, clock: PhaseClock | None = None, rewards: ChangingRewards | None = None
 ) -> Iterator[Hybrid]:
-    """Workers up, before the first weight sync, with what generates over them. Needs a connected Ray with enough slots."""
+    """Start workers and their rollout thread, without a weight sync. Needs Ray with enough slots."""
     clock = clock or PhaseClock()
     with (
         starting_workers(shared().offer[VARIABLE]),
@@ -160,21 +157,21 @@ def running(
 
 
 def rollouts_of(hybrid: Hybrid) -> RolloutThread:
-    """Return what generates over the engines."""
-    found = hybrid.rollout._rollouts
-    assert isinstance(found, RolloutThread)
-    return found
+    """Return the rollout thread of the engines."""
+    rollouts = hybrid.rollout._rollouts
+    assert isinstance(rollouts, RolloutThread)
+    return rollouts
 
 
 def requests_for(
     prompts: Sequence[np.ndarray], sampling: Sampling, first: int = 0
 ) -> list[GenerationRequest]:
-    """Return the requests of all samples of prompts, which are numbered from `first`."""
+    """Return one request per sample of each prompt; prompts are numbered from `first`."""
     return sampling.requests([Prompt(n, tokens, "", None) for n, tokens in enumerate(prompts, first)])
 
 
 def asked(hybrid: Hybrid, requests: Sequence[GenerationRequest]) -> Future:
-    """Hand requests to the engines, which may stand still; return the future of what comes of them, in order."""
+    """Submit requests to the engines, paused or not; return the future of their completions, in order."""
     rollouts = rollouts_of(hybrid)
 
     async def all_of_them() -> list[Completion]:
@@ -184,20 +181,20 @@ def asked(hybrid: Hybrid, requests: Sequence[GenerationRequest]) -> Future:
 
 
 def come(hybrid: Hybrid, future: Future, seconds: float = 180.0) -> list[Completion]:
-    """Let the engines step until all of it has come; then they stand still."""
+    """Let the engines step until the future is done, then pause them; return the completions."""
 
     async def awaited() -> list[Completion]:
         return await asyncio.wrap_future(future)
 
     rollouts = rollouts_of(hybrid)
     rollouts.resume()
-    found = rollouts.do(awaited(), seconds)
+    completions = rollouts.do(awaited(), seconds)
     rollouts.pause()
-    return found
+    return completions
 
 
 def paused_after(hybrid: Hybrid, steps: int) -> PauseTotals:
-    """Let the engines make so many steps, or one more or less; return what the pause interrupts."""
+    """Pause the engines after about this many steps; return how much the pause interrupted."""
     rollouts, group = rollouts_of(hybrid), hybrid.rollout
 
     def pause(actor: RolloutActor, target: int) -> tuple[int, int]:
@@ -209,32 +206,29 @@ def paused_after(hybrid: Hybrid, steps: int) -> PauseTotals:
     targets = [steps + made for made in group.on_all(lambda actor: actor.loop.num_steps)]
     calls = {group.name(n): group.start_on(n, pause, target) for n, target in enumerate(targets)}
     rollouts.resume()
-    told = group.wait(calls).values()
+    totals = group.wait(calls).values()
     rollouts.pause(snapshot=True)
-    return PauseTotals(*map(sum, zip(*told, strict=True)))
+    return PauseTotals(*map(sum, zip(*totals, strict=True)))
 
 
 def sampled(hybrid: Hybrid, prompts: list[np.ndarray], *, greedy: bool = False) -> list[Completion]:
-    """One completion of each prompt, in order."""
+    """Generate one completion per prompt, in order."""
     sampling = Sampling(num_samples=1, temperature=1.0, max_tokens=6, seed=7, greedy=greedy)
     return come(hybrid, asked(hybrid, requests_for(prompts, sampling)))
 
 
 def long_requests() -> list[GenerationRequest]:
-    """Return requests that keep engines busy for a while."""
     sampling = Sampling(num_samples=4, temperature=1.0, max_tokens=16, seed=7)
     return requests_for(pairs_of_prompts(), sampling)
 
 
 def pairs_of_prompts() -> list[np.ndarray]:
-    """Eight short prompts, each twice."""
     rng = np.random.default_rng(0)
     return [p for _ in range(8) for p in [rng.integers(3, 15, int(rng.integers(1, 8))).astype(np.int32)] * 2]
 
 
 def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
-    """Two updates, each synced; then engines, trainer and an export say the same of new responses. Where the trainer takes the
-    engines' routes the two agree at every token; else those are left out at which a router has a near-tie."""
+    """Check that engines, trainer and export agree after two synced updates, except at near-ties."""
     prompts, replays = pairs_of_prompts(), config.routing.replay == "engine"
     limit = 1e-5 if replays else 1e-4
     hybrid.sync(0)
@@ -245,8 +239,8 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
         forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
         served = staleness_of(groups, version=version) == 0
         margins = None if replays else forward["router_margin"]
-        found = measure_mismatch(batch, forward["logprobs"], margins, served=served, margin=1e-5)
-        assert found["policy/rollout_logprob_diff_max"] < limit, found
+        mismatch = measure_mismatch(batch, forward["logprobs"], margins, served=served, margin=1e-5)
+        assert mismatch["policy/rollout_logprob_diff_max"] < limit, mismatch
         update(hybrid, config, batch.with_arrays(old_logprobs=forward["logprobs"]), groups)
         moved = hybrid.sync(version + 1)
         least = least_bytes(config)
@@ -278,21 +272,20 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
 
 
 def update(hybrid: Hybrid, config: Config, batch: TrainBatch, groups: list[Group]) -> None:
-    """Update the trainer's weights by packed groups, which have the log-probs before it."""
+    """Update the trainer's weights with packed groups that have old log-probs."""
     batch, _ = shape_and_estimate(config.algorithm, batch, groups)
     assert hybrid.train.update(batch, denominators(batch), PassOptions())["grad_norm"] > 0
 
 
 def workers(hybrid: Hybrid) -> list[psutil.Process]:
-    """Return the processes of trainer ranks and engines, and those that these started."""
+    """Return the processes of trainer ranks and engines, and their children."""
     pids = [*hybrid.train.on_all(lambda _: os.getpid()), *hybrid.rollout.on_all(lambda _: os.getpid())]
     actors = [psutil.Process(pid) for pid in pids]
     return [process for actor in actors for process in (actor, *actor.children(recursive=True))]
 
 
 def least_bytes(config: Config) -> int:
-    """What all engine ranks must have: each element of each parameter once, padding left out. A rank whose part of the vocabulary
-    is padding alone is given one row of it, because a loader's copy of nothing counts as one."""
+    """Return the bytes of a sync: each element once, no padding; a rank of padding alone gets one row."""
     rollout = config.rollout
     layout = Layout(tp=rollout.tp, dp=len(config.engine_slots) // rollout.tp, ep=rollout.ep)
     manifests = engine_manifests.engine_rank_manifests(
@@ -306,7 +299,7 @@ def least_bytes(config: Config) -> int:
 
 
 def groups_of(prompts: list[np.ndarray], responses: list[Completion], version: int) -> list[Group]:
-    """Groups of two samples, of each pair of equal prompts; the second one is right."""
+    """Return one group per pair of equal prompts; only the second of its two samples is correct."""
     samples = [
         make_sample(
             number - number % 2,

@@ -1,4 +1,4 @@
-"""Starts of one run, one after the other, each ended by a fault (benchmarks/soak/faults.py), and what is promised of each."""
+"""Starts of one run in sequence, each ended by a fault (benchmarks/soak/faults.py), and their outcomes."""
 
 from __future__ import annotations
 
@@ -22,47 +22,46 @@ from tests.support import pretended_nodes
 NO_VALIDATION = "loop.validation={every_steps: 0, before_training: false, after_training: false}"
 LASTS = ("loop.phase_deadline_seconds=240", "loop.checkpoint={every_steps: 1}")
 LASTS += ("launch.object_store_bytes=83886080", NO_VALIDATION)
-"""A checkpoint after every step, and no deadline that a loaded machine misses."""
+"""Checkpoint after every step; deadlines are long enough for a loaded machine."""
 CACHE = "torchinductor_"
-"""torch's, of the user and not of a run."""
+"""Files of torch that belong to the user, not to a run."""
 NAMES = {"train": "trainer rank", "engine": "engine", "vllm": "engine"}
-"""How the driver names a kind of target."""
 
 
 class Chain:
-    """Of one run; `words` gives the command's of a folder."""
+    """Starts of one run; `words` returns the command's arguments for a folder."""
 
-    def __init__(self, words: Callable[..., list[str]], folder: Path, *more: str) -> None:
+    def __init__(self, words: Callable[..., list[str]], folder: Path, *extra: str) -> None:
         self.folder, self._starts = folder, 0
         self.run_folder = folder / "run"
         # Names of sockets are limited, so the folder for temporary files is not below pytest's.
         self.temporary = Path(tempfile.mkdtemp(prefix="k-"))
-        self._words = words(folder, "run", *more)
+        self._words = words(folder, "run", *extra)
 
     def start(self, *words: str, fault: str = "", nodes: str = "") -> Command:
-        """`nodes`: the node that each slot is said to be on, as in 0,1."""
+        """`nodes`: the pretended node of each slot, as in 0,1."""
         self._starts += 1
         environment = {"TMPDIR": str(self.temporary), "MRL_FAULT": fault, pretended_nodes.VARIABLE: nodes}
         log = self.folder / f"start-{self._starts}.log"
         return Command("train", *self._words, *words, log=log, environment=environment)
 
     def finish(self, *words: str, fault: str = "", nodes: str = "") -> str:
-        """A start that must end well; its output."""
+        """Start the run, check that it ends well, and return its output."""
         with self.start(*words, fault=fault, nodes=nodes) as command:
             assert command.wait(seconds=900) == 0, command.output[-3000:]
             self.assert_nothing_left(command)
-            found = audit(self.run_folder)
-            assert found.passes and found.attempts == self._starts, audit_text(found)
+            report = audit(self.run_folder)
+            assert report.passes and report.attempts == self._starts, audit_text(report)
             return command.output
 
     def killed(self, phase: str, target: str) -> None:
-        """A start whose target dies in the phase of its second step: all the outcomes that are promised for it."""
+        """Start the run, kill the target in the phase of its second step, and check all promised outcomes."""
         self.ended(f"{phase}:{target}:2")
         record = self.injected()[-1]
         assert (record["phase"], record["during"], record["target"]) == (phase, phase, target)
 
     def ended(self, fault: str) -> float:
-        """A start that the fault ends; seconds from the death to the message."""
+        """Start the run, let the fault end it, and return the seconds from the death to the message."""
         before = self.steps_saved()
         with self.start("loop.steps=1000", fault=fault) as command:
             code = command.wait(seconds=900)
@@ -74,7 +73,7 @@ class Chain:
         return command.named_at - record["time"]
 
     def assert_nothing_left(self, command: Command) -> None:
-        """No process, segment, socket, temporary file or cgroup within 60 s."""
+        """Check that no process, segment, socket, temporary file or cgroup is left within 60 s."""
         command.assert_nothing_left()
         deadline = time.monotonic() + 60
         while (left := self._left(command)) and time.monotonic() < deadline:
@@ -95,7 +94,7 @@ class Chain:
         return max((int(n[5:]) for n in names if re.fullmatch(r"step-\d+", n)), default=0)
 
     def rows(self) -> list[dict[str, object]]:
-        """What may not differ between equal runs; a step that died in its weight sync has no figures of that."""
+        """Return what equal runs share; a step that died in its weight sync has no sync metrics."""
         rows = [without_volatile(row) for row in read(self.run_folder / "metrics.jsonl")]
         return [{k: v for k, v in row.items() if not k.startswith("sync/")} for row in rows]
 
@@ -104,12 +103,12 @@ class Chain:
 
 
 def assert_outcome(output: str, code: int, record: Mapping[str, Any]) -> None:
-    """Of a fault that ends a run: the exit code, and one line with the worker and the phase."""
+    """Check the exit code of a run that a fault ended, and its one line with worker and phase."""
     target, how = record["target"], record["how"]
     if target == "driver":
-        asked = f"{SIGNALS[how].name}: finishing this step" in output
+        announced = f"{SIGNALS[how].name}: finishing this step" in output
         assert code == (-signal.SIGKILL if how == "kill" else 128 + signal.SIGTERM), output[-3000:]
-        assert asked == (how == "term"), output[-3000:]
+        assert announced == (how == "term"), output[-3000:]
         return
     lines = [line for line in output.splitlines() if line.startswith("mrl: ")]
     kind, _, number = target.partition("-")

@@ -1,6 +1,6 @@
-"""A real Slurm on this machine for tests: munged, one controller, two node daemons in a folder of their own.
+"""A real Slurm on this machine: munged, one controller and two node daemons, which end with the test.
 
-Ends exactly the processes it started. Debian packages: slurm-wlm, munge; munged and slurmd want root.
+Debian packages: slurm-wlm, munge. munged and slurmd need root.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
 
 
 def missing() -> list[str]:
-    """What a user must install or be before these tests can run."""
-    found = [
+    """Return what is missing for these tests: programs, or root."""
+    programs = [
         f"{name} (Debian: slurm-wlm, munge)" for name in PROGRAMS if not shutil.which(name, path=_path())
     ]
-    return found + ([] if os.geteuid() == 0 else ["root (slurmd starts jobs as users)"])
+    return programs + ([] if os.geteuid() == 0 else ["root (slurmd starts jobs as users)"])
 
 
 def _path() -> str:
@@ -31,7 +31,7 @@ def _path() -> str:
 
 
 class LocalSlurm:
-    """A running Slurm; commands see it through SLURM_CONF."""
+    """A running Slurm; commands find it through SLURM_CONF."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,7 +98,6 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         self._pids.append((command[0], int(pid_file.read_text())))
 
     def run(self, *command: str) -> str:
-        """Output of a command of Slurm's that ends."""
         done = subprocess.run(
             command, env=self.environment, timeout=240, capture_output=True, text=True, check=False
         )
@@ -106,14 +105,13 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return done.stdout.strip()
 
     def job(self, number: str) -> dict[str, str]:
-        """Fields of a job as the controller shows them."""
         words = self.run("scontrol", "show", "job", "-o", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait_until(self, condition, seconds: float, what: str) -> None:
+    def wait_until(self, condition, seconds: float, name: str) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+            assert time.monotonic() < deadline, f"{name}: not within {seconds:g} s"
             time.sleep(0.5)
 
     def stop(self) -> None:
@@ -142,7 +140,6 @@ def local_slurm(folder: Path) -> Iterator[LocalSlurm]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Consecutive ports that are free now."""
     for first in range(26000 + os.getpid() % 500 * 8, 31900, count):
         sockets = []
         try:
@@ -153,6 +150,6 @@ def _free_ports(count: int) -> list[int]:
         except OSError:
             continue
         finally:
-            for each in sockets:
-                each.close()
+            for listener in sockets:
+                listener.close()
     raise AssertionError("no free ports")

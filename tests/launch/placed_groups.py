@@ -1,8 +1,7 @@
-"""What the workers of both groups see of a cluster's GPUs: `python -m tests.launch.placed_groups HEAD NODES
-STRATEGY SEED`.
+"""Prints which GPUs the workers of both groups see, as JSON; no device is touched.
 
-Real groups of real actors on a Ray that believes in GPUs; none is started, so nothing touches a device.
-Prints one JSON object. SEED shuffles the slots, as another order of ranks would; 0 leaves them.
+Run `python -m tests.launch.placed_groups HEAD NODES STRATEGY SEED`. Only the GPUs are pretended.
+SEED shuffles the slots, as another order of ranks would; 0 leaves them in order.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ WORDS = (
     "reward.kind=maths",
 )  # fmt: skip
 POOL = ("rollout.tp=2", f"launch.engine_slots={SLOTS // 2}")
-"""Of a run whose engines have the second half of the slots to themselves."""
+"""Arguments of a run whose engines have the second half of the slots to themselves."""
 PICKLED: list[str] = []
 
 
 class Counted:
-    """Says how often it left this process."""
+    """Counts how often it is pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         PICKLED.append("")
@@ -45,7 +44,7 @@ class Counted:
 
 
 def seen(actor: Any) -> dict[str, Any]:
-    """Inside an actor: its devices by its environment, and its node."""
+    """Return an actor's visible devices and its node."""
     context = ray.get_runtime_context()
     names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS")
     return {name: os.environ.get(name) for name in names} | {"node": context.get_node_id()}
@@ -64,25 +63,25 @@ def main(head: str, num_nodes: int, strategy: str, seed: int) -> None:
         options: dict[str, Any] = {"environment": {}, "log_folder": folder}
         train = TrainGroup(config, placement, PhaseClock(), **options)
         rollout = RolloutGroup(config, placement, PhaseClock(), sleeps=False, **options)
-        found: dict[str, Any] = {
+        report: dict[str, Any] = {
             "slots": [[slot.node, slot.gpu] for slot in slots],
             "bundles": [slot.bundle for slot in slots],
             "trainers": train.on_all(seen),
             "engines": rollout.on_all(seen),
         }
         ask = train.on_all
-        train.on_all = lambda function, *told: found.update(nodes=told[-1].nodes) or ask(function, *told)  # type: ignore[method-assign]
+        train.on_all = lambda function, *args: report.update(nodes=args[-1].nodes) or ask(function, *args)  # type: ignore[method-assign]
         try:
             train.connect([EngineRank("", "", Counted())])  # type: ignore[arg-type] fails: no rank was started
         except Exception:
-            found["pickled"] = len(PICKLED)
+            report["pickled"] = len(PICKLED)
         close_all((rollout, train), deadline_seconds=20)
-        own = load([], [*WORDS, f"training.layout={{dp: {SLOTS // 2}}}", *POOL])
-        pool = RolloutGroup(own, placement, PhaseClock(), sleeps=False, **options)
-        found["pool"] = pool.on_all(seen)
+        pool_config = load([], [*WORDS, f"training.layout={{dp: {SLOTS // 2}}}", *POOL])
+        pool = RolloutGroup(pool_config, placement, PhaseClock(), sleeps=False, **options)
+        report["pool"] = pool.on_all(seen)
         close_all((pool,), deadline_seconds=20)
     placement.remove()
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A reward that any model earns by chance: the share of even digits in the response."""
+"""Rewards that any model earns by chance, such as the share of even digits in the response."""
 
 
 def even_digits(data_source, solution_str, ground_truth, extra_info=None) -> float:
@@ -7,11 +7,10 @@ def even_digits(data_source, solution_str, ground_truth, extra_info=None) -> flo
 
 
 def always_right(data_source, solution_str, ground_truth, extra_info=None) -> float:
-    """Nothing to learn from: every group is all right."""
     return 1.0
 
 
 def by_answer(data_source, solution_str, ground_truth, extra_info=None) -> float:
-    """Answers that 3 divides are never right, those with rest 1 always, the others by half of all responses."""
-    rest = int(ground_truth) % 3
-    return float(rest) if rest < 2 else float(sum(solution_str.encode()) % 2)
+    """Score by the answer modulo 3: 0 never correct, 1 always, 2 for half of all responses."""
+    remainder = int(ground_truth) % 3
+    return float(remainder) if remainder < 2 else float(sum(solution_str.encode()) % 2)

@@ -1,4 +1,4 @@
-"""Stock vLLM on a folder, without anything of ours: `python serve.py FOLDER PROMPTS.json OUT.json`."""
+"""Runs stock vLLM on a folder, without our code: `python serve.py FOLDER PROMPTS.json OUT.json`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 def start(
     folder: Path, prompts: list[list[int]], *, log: Path, seconds: float = 240.0
 ) -> list[tuple[list[int], np.ndarray]]:
-    """(tokens [T], log-probs [T - 1] of all but the first token) of each prompt with its greedy answer."""
-    asked, answer = log.with_suffix(".prompts.json"), log.with_suffix(".json")
-    asked.write_text(json.dumps(prompts))
+    """Return (tokens [T], log-probs [T - 1] of all but the first) of each prompt with its greedy response."""
+    requests, answer = log.with_suffix(".prompts.json"), log.with_suffix(".json")
+    requests.write_text(json.dumps(prompts))
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
@@ -27,7 +27,7 @@ def start(
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": "",
     }
-    words = [sys.executable, "-P", __file__, str(folder), str(asked), str(answer)]
+    words = [sys.executable, "-P", __file__, str(folder), str(requests), str(answer)]
     with log.open("w") as output:
         subprocess.run(
             words, cwd=log.parent, env=environment, stdout=output, stderr=output, timeout=seconds, check=False
@@ -52,8 +52,8 @@ def main(folder: str, prompts_file: str, out: str) -> None:
     rows = []
     for made in engine.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False):
         tokens = [*made.prompt_token_ids, *made.outputs[0].token_ids]
-        found = [*made.prompt_logprobs[1:], *made.outputs[0].logprobs]
-        logprobs = [position[t].logprob for position, t in zip(found, tokens[1:], strict=True)]
+        positions = [*made.prompt_logprobs[1:], *made.outputs[0].logprobs]
+        logprobs = [position[t].logprob for position, t in zip(positions, tokens[1:], strict=True)]
         rows.append({"tokens": tokens, "logprobs": logprobs})
     Path(out).write_text(json.dumps(rows))
 

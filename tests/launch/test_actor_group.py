@@ -1,4 +1,4 @@
-"""Workers are asked by their own methods: no name of one stands in a string."""
+"""Workers are called by their methods, never by a method name in a string."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ FILES = sorted(
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_no_method_of_a_worker_is_named_by_a_string(path: Path) -> None:
-    """Ray is asked to make actors and to run functions of them (`__ray_call__`), which a type checker follows."""
+    """Ray only creates actors and runs functions on them (`__ray_call__`), so type checkers follow."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "remote":
-            asked = ast.unparse(node.func.value)
-            assert asked == "ray" or asked.endswith(("__ray_call__", ")")), (
-                f"{path}:{node.lineno}: {asked}.remote"
+            target = ast.unparse(node.func.value)
+            assert target == "ray" or target.endswith(("__ray_call__", ")")), (
+                f"{path}:{node.lineno}: {target}.remote"
             )
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "operator.methodcaller"):
             assert "worker" not in ast.unparse(node) and "actor" not in ast.unparse(node), (
@@ -38,7 +38,7 @@ def test_no_method_of_a_worker_is_named_by_a_string(path: Path) -> None:
 
 
 class Ended:
-    """Calls that are words; some fail as Ray says it, the others never end."""
+    """Fake calls named by strings; some fail with a Ray error, the others never end."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: dict[str, MrlError]) -> None:
         self._failures = failures
@@ -59,7 +59,7 @@ RANKS = {f"engine 0, dp rank {rank}": f"tick {rank}" for rank in range(3)}
 
 
 @pytest.mark.parametrize(
-    ("middle", "told", "words"),
+    ("middle", "error", "words"),
     [
         (None, WorkerLost, "^engine 0, dp rank 1 kept others waiting in phase .*: PeerLost: "),
         (GONE, PeerLost, "^engine 0, dp rank 0, phase .*could not continue"),
@@ -67,9 +67,9 @@ RANKS = {f"engine 0, dp rank {rank}": f"tick {rank}" for rank in range(3)}
     ],
 )
 def test_of_ranks_that_fail_together_the_one_that_others_waited_for_is_named(
-    middle, told, words, monkeypatch
+    middle, error, words, monkeypatch
 ) -> None:
-    """Two lost another, which hangs; or lost one too, so that the first is told; or has an error of its own."""
+    """Two ranks lost a hanging third one, or that one lost a peer too, or it has an error of its own."""
     Ended(monkeypatch, {"tick 0": GONE, "tick 2": GONE} | ({"tick 1": middle} if middle else {}))
-    with pytest.raises(told, match=words):
+    with pytest.raises(error, match=words):
         wait_all(RANKS, deadline_seconds=60, clock=PhaseClock())  # type: ignore[arg-type] words

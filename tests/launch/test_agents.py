@@ -1,4 +1,4 @@
-"""Episodes on real engines: the command trains, with an environment in processes of its own."""
+"""Episodes on real engines: the command trains, with an environment in separate processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_episodes_are_trained_on_policy(acting: Path, tmp_path: Path) -> None:
-    """What the engine ran is what is trained on, turn by turn: a difference ends the run, and so does a token's log-prob that the
-    trainer does not find again behind the same observations."""
+    """A difference between generated and trained tokens, or in a log-prob, ends the run."""
     run("train", *words(acting, tmp_path, "run", "loop.steps=2"), log=tmp_path / "run.log", seconds=500)
     rows, samples = read(tmp_path / "run/metrics.jsonl"), rows_of(tmp_path / "run")
     assert len(rows) == 3
@@ -41,24 +40,24 @@ def test_episodes_are_trained_on_policy(acting: Path, tmp_path: Path) -> None:
 
 
 def test_rows_with_and_without_an_environment_in_one_stream(acting: Path, tmp_path: Path) -> None:
-    """Single responses beside episodes of two environments, of which four are open at most; each in its domain's curves.
-    The engine has two dp ranks."""
+    """Train single responses and episodes of two environments in one stream, on two dp ranks."""
     file = Path(__file__).parent / "environments.py"
     sets = [
         f"{{path: {acting}/{name}.jsonl, domain: {domain}}}"
         for name in ("train", "validation")
         for domain in ("plain", "counted", "slow")
     ]
-    own = f"{{environment: '{file}:Counting', options: {{seconds: 0.1}}}}"
-    more = words(acting, tmp_path, "run", "loop.schedule=stream", "stream.max_staleness=1", "loop.steps=2")
-    more += [
-        f"data={{train: [{', '.join(sets[:3])}], validation: [{', '.join(sets[3:])}], max_prompt_tokens: 64}}",
-        f"agent={{domains: {{plain: {{}}, slow: {own}}}, max_environments: 4}}",
+    slow = f"{{environment: '{file}:Counting', options: {{seconds: 0.1}}}}"
+    args = words(acting, tmp_path, "run", "loop.schedule=stream", "stream.max_staleness=1", "loop.steps=2")
+    args += [
+        f"data={{train: [{', '.join(sets[:3])}], validation: [{', '.join(sets[3:])}], "
+        "max_prompt_tokens: 64}",
+        f"agent={{domains: {{plain: {{}}, slow: {slow}}}, max_environments: 4}}",
         f"reward={{kind: environment, domains: {{plain: {{kind: plugin, path: '{file}:letters'}}}}}}",
         "loop.prompts_per_step=6", "logging.samples_per_step=1000", "training.layout={ep: 1, dp: 2}",
         "rollout={dp: 2, expert_parallel: true}",
     ]  # fmt: skip
-    run("train", *more, log=tmp_path / "run.log", seconds=500)
+    run("train", *args, log=tmp_path / "run.log", seconds=500)
     rows = [row for row in read(tmp_path / "run/metrics.jsonl") if row["step"]]
     assert len(rows) == 2 and all(0 < row["agent/episodes"] < 24 for row in rows)
     assert all(row["reward/no_reward_frac"] == row["agent/retries"] == 0 for row in rows)
@@ -74,13 +73,13 @@ AHEAD += ("loop.checkpoint={every_steps: 1, keep: 9}", "rollout.max_num_seqs=6")
 
 @pytest.mark.slow
 def test_a_killed_stream_goes_on_with_its_episodes(acting: Path, tmp_path: Path) -> None:
-    """The driver dies in its third sync: what a checkpoint has of episodes is repeated before fresh environments, none differs."""
-    more = words(acting, tmp_path, "run", *AHEAD, "agent.options={seconds: 0.2}")
+    """A run killed in its third sync replays its episodes in fresh environments without difference."""
+    args = words(acting, tmp_path, "run", *AHEAD, "agent.options={seconds: 0.2}")
     fault = {"MRL_FAULT": "sync:driver:3"}
-    with Command("train", *more, log=tmp_path / "killed.log", environment=fault) as killed:
+    with Command("train", *args, log=tmp_path / "killed.log", environment=fault) as killed:
         assert killed.wait(seconds=400) == -signal.SIGKILL, killed.output[-3000:]
         killed.assert_nothing_left()
-    run("train", *more, log=tmp_path / "run.log", seconds=500)
+    run("train", *args, log=tmp_path / "run.log", seconds=500)
     assert "resuming at step 4" in (tmp_path / "run.log").read_text()
     rows = read(tmp_path / "run/metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(7))

@@ -1,4 +1,4 @@
-"""What the batch file asks Slurm for, without a Slurm (test_slurm.py runs it under one)."""
+"""The batch file's requests to Slurm, read without a Slurm (test_slurm.py runs it under one)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ SCRIPT = (Path(__file__).parents[2] / "slurm" / "qwen3_moe_grpo.sh").read_text()
 
 
 def test_a_job_has_all_of_its_nodes() -> None:
-    """--exclusive implies neither memory nor, for a step, cores: off-load needs the one, loading and rewards
-    the other."""
-    asked = re.findall(r"^#SBATCH (--\S+)", SCRIPT, re.MULTILINE)
-    assert {"--exclusive", "--mem=0", "--ntasks-per-node=1", "--nodes=1"} <= set(asked)
+    """--exclusive includes neither memory (for off-load) nor a step's cores (for loading, rewards)."""
+    options = re.findall(r"^#SBATCH (--\S+)", SCRIPT, re.MULTILINE)
+    assert {"--exclusive", "--mem=0", "--ntasks-per-node=1", "--nodes=1"} <= set(options)
     step = SCRIPT[SCRIPT.index("\nsrun ") :]
     assert '--cpus-per-task="$CPUS" --mem=0' in step
     assert "CPUS=${SLURM_CPUS_ON_NODE:-1}" in SCRIPT
 
 
 def test_every_node_counts_its_gpus_itself() -> None:
-    """What Slurm says of GPUs is there only where they were asked for: without it a run on GPUs was started
-    without them."""
+    """Slurm reports GPUs only if the job requested them; else a GPU run started without them."""
     assert "SLURM_GPUS" not in SCRIPT
 
 

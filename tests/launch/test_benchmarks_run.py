@@ -10,7 +10,7 @@ from tests.support.runs import run_python
 
 DRIVER = "--prompts 4 --samples 4 --tokens 40 --engines 2 --step-seconds 1 --steps 1"
 TRL = "--workloads tiny --steps 1 --rounds 1 --eager --out {out}"
-"""Three starts of engines, two minutes and more."""
+"""Starts engines three times, which takes two minutes or more."""
 
 pytestmark = pytest.mark.integration
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
     ],
 )
 def test_a_measurement_of_the_docs_runs(name: str, words: str, says: str, tmp_path: Path) -> None:
-    asked = [word.format(out=tmp_path) for word in words.split()]
-    done = run_python("-m", f"benchmarks.{name}", *asked, environment={"HF_HUB_OFFLINE": "1"})
+    arguments = [word.format(out=tmp_path) for word in words.split()]
+    done = run_python("-m", f"benchmarks.{name}", *arguments, environment={"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
     assert says in done.stdout, done.stdout[-2000:]

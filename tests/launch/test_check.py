@@ -1,4 +1,4 @@
-"""Whatever a configuration names in vain ends `mrl train` and its dry run before anything starts, in one line each."""
+"""A setting that names something missing ends `mrl train` and its dry run at once, with one line."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def rewrite_weights(folder: Path, changes: Callable[[dict[str, Tensor]], dict[st
 def shrink_vocabulary(folder: Path, size: int) -> None:
     rewrite(folder, vocab_size=size)
     tokens = ("model.embed_tokens.weight", "lm_head.weight")
-    rewrite_weights(
-        folder, lambda weights: {name: weights[name][:size] for name in tokens if name in weights}
-    )
+    rewrite_weights(folder, lambda values: {name: values[name][:size] for name in tokens if name in values})
 
 
 def quantise_without_scales(folder: Path, name: str) -> None:
@@ -53,7 +51,7 @@ def quantise_without_scales(folder: Path, name: str) -> None:
 
 
 def code_for_tokenizer(folder: Path) -> None:
-    """As Kimi-K2's folder has it; the code ends whoever runs it."""
+    """Give the tokenizer code, as Kimi-K2's folder has; executing that code ends the process."""
     drop(folder, "tokenizer.json")
     (folder / "own.py").write_text("import os\nos._exit(7)\n")
     settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
@@ -61,7 +59,7 @@ def code_for_tokenizer(folder: Path) -> None:
 
 
 def without_end(folder: Path) -> None:
-    """Neither tokenizer nor model names an end of text."""
+    """Remove the end of text from tokenizer and model."""
     rewrite(folder, eos_token_id=None)
     (folder / "generation_config.json").unlink(missing_ok=True)
     path = folder / "tokenizer_config.json"
@@ -89,7 +87,8 @@ MODEL_FAULTS = {
     "a layer without weights": (lambda folder: rewrite(folder, num_hidden_layers=5), "lacks"),
     "float8 values without scales": (
         lambda folder: quantise_without_scales(folder, "model.layers.1.self_attn.o_proj.weight"),
-        "is F8_E4M3, but the folder lacks model.layers.1.self_attn.o_proj.weight_scale_inv; download both again",
+        "is F8_E4M3, but the folder lacks model.layers.1.self_attn.o_proj.weight_scale_inv; "
+        "download both again",
     ),
     "weights of another width": (lambda folder: rewrite(folder, moe_intermediate_size=96),
         "config.json says [96, "),
@@ -122,7 +121,8 @@ WORD_FAULTS = [
         ),
         "engine 0, dp rank 1 would be on 2 nodes and dp rank 0 on 1",
     ),
-    (("rollout.stop_token_ids=[3,100000]",), "rollout.stop_token_ids: [100000] are not tokens of the model, which are 0 to"),
+    (("rollout.stop_token_ids=[3,100000]",),
+     "rollout.stop_token_ids: [100000] are not tokens of the model, which are 0 to"),
     (("rollout.stop=['.<end>']",), "rollout.stop: '.<end>' contains the special token '<end>'"),
     (("model.max_length=4096",), "exceeds the model's 32 positions"),
     (("reward={kind: llm, path: null, engine: j, engines: {j: {model: /nowhere/judge}}}",),
@@ -134,7 +134,7 @@ WORD_FAULTS = [
     (("reward={kind: reward_model, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
      "is Qwen3MoeForCausalLM, not a ...ForSequenceClassification"),
 ]  # fmt: skip
-"""Words of the configuration, and what is said of them; FOLDER holds the files below, TASK rows and a model."""
+"""Settings and the expected message; FOLDER has the files below, TASK the rows and a model."""
 
 FILES = {
     "broken.py": "def score(:\n",
@@ -156,13 +156,13 @@ def children() -> set[psutil.Process]:
 
 
 def workers(processes: set[psutil.Process]) -> list[str]:
-    """Command lines of those that are workers of a run."""
+    """Return command lines of the processes that are workers of a run."""
     lines = [" ".join(process.cmdline()) for process in processes]
     return [line for line in lines if "ray" in line or "vllm" in line or "torchrun" in line]
 
 
 def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines of a command that ended with bad input, nothing having started; other tests' processes may be there."""
+    """Return the error lines of a command that refused its input and started nothing."""
     others = children()
     assert main(command) == 2
     assert not workers(children() - others)
@@ -173,14 +173,13 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]
 
 @pytest.fixture(autouse=True)
 def no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python takes wandb for absent, whether the environment has it or not."""
     monkeypatch.setitem(sys.modules, "wandb", None)
 
 
-@pytest.mark.parametrize(("more", "message"), WORD_FAULTS)
-def test_a_word_that_names_nothing_ends_the_dry_run(more, message, task, files, tmp_path, capsys) -> None:
-    found = [word.replace("FOLDER", str(files)).replace("TASK", str(task)) for word in more]
-    lines = refused(["train", *words(task, tmp_path, "run", *found), "--dry-run"], capsys)
+@pytest.mark.parametrize(("settings", "message"), WORD_FAULTS)
+def test_a_word_that_names_nothing_ends_the_dry_run(settings, message, task, files, tmp_path, capsys) -> None:
+    resolved = [word.replace("FOLDER", str(files)).replace("TASK", str(task)) for word in settings]
+    lines = refused(["train", *words(task, tmp_path, "run", *resolved), "--dry-run"], capsys)
     assert message in "\n".join(lines), lines
     assert lines[0].startswith("mrl: ") and len(lines) <= 3, lines
 
@@ -203,8 +202,8 @@ def test_heads_of_a_reward_model_are_no_critic(task, tmp_path, capsys) -> None:
     folder = shutil.copytree(task / "model", tmp_path / "scores")
     names = {str(number): f"score_{number}" for number in range(3)}
     rewrite(folder, architectures=["Qwen3MoeForSequenceClassification"], id2label=names)
-    more = ("algorithm.estimator={name: gae}", f"critic={{path: {folder}}}")
-    lines = refused(["train", *words(task, tmp_path, "run", *more), "--dry-run"], capsys)
+    settings = ("algorithm.estimator={name: gae}", f"critic={{path: {folder}}}")
+    lines = refused(["train", *words(task, tmp_path, "run", *settings), "--dry-run"], capsys)
     assert len(lines) == 1 and lines[0].startswith(f"mrl: critic.path = {folder} gives 3 numbers")
 
 
@@ -223,11 +222,11 @@ def test_a_model_that_cannot_be_trained_ends_the_dry_run(fault, task, tmp_path, 
 
 
 def test_a_run_says_all_its_faults_at_once_and_starts_nothing(task, tmp_path, capsys) -> None:
-    more = (
+    bad = (
         "logging.trackers=[wandb]", "reward={kind: plugin, path: 'nowhere:score'}",
         "data.train=/nowhere.jsonl",
     )  # fmt: skip
-    lines = refused(["train", *words(task, tmp_path, "run", *more, "training.layout={dp: 3, ep: 3}")], capsys)
+    lines = refused(["train", *words(task, tmp_path, "run", *bad, "training.layout={dp: 3, ep: 3}")], capsys)
     assert lines[0] == "mrl: 4 faults, nothing was started:"
     for line, message in zip(
         lines[1:], ("wandb", "nowhere", "/nowhere.jsonl", "training.layout.ep = 3"), strict=True
@@ -237,23 +236,26 @@ def test_a_run_says_all_its_faults_at_once_and_starts_nothing(task, tmp_path, ca
 
 
 def test_a_good_run_passes_and_its_dry_run_leaves_nothing(task: Path, tmp_path: Path) -> None:
-    new = "model={path: %s/new, max_length: 32, new: {hidden_size: 64, num_heads: 2, head_dim: 32, expert_size: 64}}"
-    files, more = split_arguments(words(task, tmp_path, "run", new % tmp_path))
-    dry_run(load(files, more))
+    new = (
+        "model={path: %s/new, max_length: 32, "
+        "new: {hidden_size: 64, num_heads: 2, head_dim: 32, expert_size: 64}}"
+    )
+    files, settings = split_arguments(words(task, tmp_path, "run", new % tmp_path))
+    dry_run(load(files, settings))
     assert not list(tmp_path.iterdir())
 
 
 def test_what_a_run_is_probably_not_meant_to_do_is_said_in_a_line_each(
     task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the order of settings and rows, below the resolved configuration; and nothing of what is as it should be."""
+    """Warnings follow the order of settings and rows, after the configuration; no others appear."""
     odd = [
         f"data.validation={task}/train.jsonl",
         "loop.prompts_per_step=100000",
         "algorithm.minibatches=200000",
     ]
     odd += ["algorithm.shaping.overlong={max_tokens: 7, buffer_tokens: 2}", "rollout.max_response_tokens=6"]
-    for more, expected in (
+    for settings, expected in (
         ([], []),
         (
             odd,
@@ -266,7 +268,7 @@ def test_what_a_run_is_probably_not_meant_to_do_is_said_in_a_line_each(
         ),
     ):
         caplog.clear()
-        assert main(["train", *words(task, tmp_path, "run", *more), "--dry-run"]) == 0
+        assert main(["train", *words(task, tmp_path, "run", *settings), "--dry-run"]) == 0
         lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert len(lines) == len(expected), lines
         assert all(message in line for message, line in zip(expected, lines, strict=True)), lines
@@ -301,17 +303,17 @@ def test_a_tuning_says_at_its_start_what_the_chat_template_leaves_out(
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     monkeypatch.setattr("mrl.launch.commands.tune.run_local_ranks", lambda *a, **kw: 0)
     tune = f"tune={{data: {{train: {tmp_path}/rows.jsonl}}, output: {tmp_path}/out, batch_rows: 1}}"
-    asked = [*words(acting, tmp_path, "run", tune), "model.max_length=64", "data.max_prompt_tokens=32"]
-    assert main(["tune", *asked]) == 0
-    said = "the chat template does not use assistant.reasoning_content, so the model never reads it"
-    assert f"tune: {said}" in capsys.readouterr().out.splitlines()
-    assert main(["data", *asked]) == 0
-    assert f"data: tune.data: {said}" in capsys.readouterr().out.splitlines()
+    arguments = [*words(acting, tmp_path, "run", tune), "model.max_length=64", "data.max_prompt_tokens=32"]
+    assert main(["tune", *arguments]) == 0
+    warning = "the chat template does not use assistant.reasoning_content, so the model never reads it"
+    assert f"tune: {warning}" in capsys.readouterr().out.splitlines()
+    assert main(["data", *arguments]) == 0
+    assert f"data: tune.data: {warning}" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("taken", ["", "lock", "config.yaml", "logs"])
 def test_a_run_folder_that_takes_nothing_is_found_before_anything_starts(taken, task, tmp_path) -> None:
-    """What is in the place of a file or folder keeps also root, who may write everywhere, from writing it."""
+    """Put a file where a folder belongs, or a folder where a file belongs, which blocks root too."""
     config = load_config(*words(task, tmp_path / "runs", "run"))
     place = Path(config.run_folder, taken)
     place.parent.mkdir(parents=True)

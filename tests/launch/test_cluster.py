@@ -1,4 +1,4 @@
-"""The Ray that a run starts on its machine has what it uses; one that does not come up is one of our errors, and leaves nothing."""
+"""A run's own Ray starts only what the run uses; a failed start is one of our errors and leaves nothing."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.support.runs import run_python, until
 
 
 def test_a_ray_that_does_not_start_says_what_can_be_done(tmp_path, monkeypatch) -> None:
-    """Here for an object store below the least that Ray takes, past the section's own bound."""
+    """Request an object store below Ray's minimum, past the section's own bound."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("mrl.files.LONGEST_TEMPORARY", 4096)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -38,7 +38,7 @@ def test_a_ray_that_does_not_start_says_what_can_be_done(tmp_path, monkeypatch) 
 
 
 def test_a_node_that_is_not_there_yet_is_asked_for_again() -> None:
-    """Until the time is over, or it will not come any more; what it says then is the error."""
+    """Retry until the deadline or a final refusal; that message is the error."""
     answers = iter([False, False, True])
 
     def ask(*, number: int) -> int:
@@ -75,14 +75,14 @@ found["folder"] = refusal(lambda: os.listdir(folder))
 found["head"] = refusal(lambda: GcsClient(head).internal_kv_keys(b""))
 print(json.dumps(found | {"uid": os.getuid()}))
 """
-"""What another user of the machine tries, or one of its programs without the secret where this is no root."""
+"""Attempts of another user, or of the same user's program without the secret if not root."""
 
 
 @pytest.mark.integration
 def test_a_run_s_ray_has_what_it_uses_and_nobody_else_gets_there(tmp_path, monkeypatch) -> None:
-    """No dashboard, no reader of logs, no autoscaler, and an agent that does not look for a dashboard. All are
-    in sessions of their own, on the loopback interface, in a folder of the user's, with a secret that is kept
-    nowhere. Here there is no home to keep it in, and TMPDIR is the longest below which Ray's sockets fit."""
+    """Ray has no dashboard, log reader or autoscaler, listens on loopback, stores its secret nowhere.
+
+    HOME cannot be written here, and TMPDIR is the longest below which Ray's sockets fit."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("HOME", "/proc/self")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "the user's own, for another cluster")
@@ -99,14 +99,14 @@ def test_a_run_s_ray_has_what_it_uses_and_nobody_else_gets_there(tmp_path, monke
             secret, head = os.environ["RAY_AUTH_TOKEN"], _global_node.gcs_address
             (folder,) = longest.iterdir()
             tops = {*psutil.Process().children()} - before
-            started = [each for top in tops for each in (top, *top.children(recursive=True))]
+            started = [member for top in tops for member in (top, *top.children(recursive=True))]
             commands = [" ".join(process.cmdline()) for process in started]
             log = Path(_global_node.get_logs_dir_path()) / "dashboard_agent.log"
             until(lambda: "Loaded " in log.read_text())
-            said = log.read_text()
+            agent_log = log.read_text()
             heard = listeners([psutil.Process(), *started])
             reached = [where for where in heard if not is_private(where)]
-            sessions = {os.getsid(each.pid) for each in started}
+            sessions = {os.getsid(member.pid) for member in started}
             kept = [
                 path
                 for path in folder.rglob("*")
@@ -128,13 +128,13 @@ def test_a_run_s_ray_has_what_it_uses_and_nobody_else_gets_there(tmp_path, monke
     names = ("session_watcher", "gcs_server", "raylet", "DashboardAgent", "RuntimeEnvAgent")
     unexpected = [command for command in commands if not any(name in command for name in names)]
     assert not unexpected and len(commands) == len(names), commands
-    assert "Loaded 0 modules" in said, said
+    assert "Loaded 0 modules" in agent_log, agent_log
     assert len(sockets) == 2 and len(heard) > 5 and not reached, heard
     assert os.getsid(0) not in sessions and not kept
-    found = json.loads(stranger.stdout.splitlines()[-1])
-    assert (uid := found.pop("uid")) == (65534 if os.getuid() == 0 else os.getuid()) and len(found) == 4
-    assert found.pop("head") == "AuthenticationError", found
-    assert uid == os.getuid() or set(found.values()) == {"PermissionError"}, found
+    answers = json.loads(stranger.stdout.splitlines()[-1])
+    assert (uid := answers.pop("uid")) == (65534 if os.getuid() == 0 else os.getuid()) and len(answers) == 4
+    assert answers.pop("head") == "AuthenticationError", answers
+    assert uid == os.getuid() or set(answers.values()) == {"PermissionError"}, answers
 
 
 def test_a_long_folder_of_temporary_files_is_not_taken_for_sockets(tmp_path, monkeypatch) -> None:
@@ -183,7 +183,7 @@ def test_a_ray_that_does_not_answer_is_said_in_one_line_in_seconds(there, monkey
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
 def test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look(name, monkeypatch) -> None:
-    """In a process of its own, which Ray ends a minute later."""
+    """Runs in another process, which Ray ends a minute later."""
     program = f"""
 import psutil, time
 from mrl.config.sections.launch import LaunchSection
@@ -208,7 +208,7 @@ def watchers(folder: Path) -> list[psutil.Process]:
 
 
 def test_a_watcher_that_dies_has_a_successor(capfd, monkeypatch) -> None:
-    """Also where the machine has no process left for it at first."""
+    """The successor also comes if the machine at first has no process left for it."""
     with session_folder() as folder:
         (first,) = watchers(folder)
         refused = [BlockingIOError("no process left")]
@@ -258,16 +258,15 @@ import os
 import ray
 %s
 with own:
-    asked = ray.remote(num_cpus=0, runtime_env={"env_vars": {"GIVEN": "started"}})(lambda: os.environ["GIVEN"]).remote()
-    print(ray.get(asked, timeout=60))
+    started = ray.remote(num_cpus=0, runtime_env={"env_vars": {"GIVEN": "started"}})
+    print(ray.get(started(lambda: os.environ["GIVEN"]).remote(), timeout=60))
 """
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("start", [ON_ONE_MACHINE, ON_NODES], ids=["one machine", "nodes"])
 def test_workers_start_from_an_environment_under_a_path_with_a_space(start: str, tmp_path: Path) -> None:
-    """Ray itself writes the path into a shell's line without quotes: if a worker has variables of its own,
-    and for its client's server, without which `ray start` ends a node."""
+    """Ray writes the path unquoted into shell lines, for workers with variables and for its client."""
     ours = tmp_path / "my own"
     (ours / "bin").mkdir(parents=True)
     (ours / "bin/python").symlink_to(Path(sys.executable).resolve())

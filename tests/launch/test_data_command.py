@@ -1,4 +1,4 @@
-"""`mrl data` shows rows of train, validation and the supervised start, and refuses what a run would refuse."""
+"""`mrl data` shows rows of train, validation and SFT data, and refuses what a run would refuse."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
-    """The quickstart's, with three small files and a model that is not made yet."""
+    """Return the quickstart's arguments with three small files; the model does not exist yet."""
     for name, rows in (
         ("train", [{"prompt": f"{n}+1=", "answer": n + 1, "domain": "sums"} for n in (1, 2, 2)]),
         ("validation", [{"prompt": "12+1=", "answer": 13}]),
@@ -27,9 +27,9 @@ def words(tmp_path: Path) -> list[str]:
 
 def test_rows_lengths_and_what_is_left_out(tmp_path, words, capsys) -> None:
     assert main(["data", *words, "--rows", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "rows: 2, validation_rows: 1, duplicates: 1" in said.splitlines()[0]
-    train, validation, sft = said.split("\n\n")[1:]
+    output = capsys.readouterr().out
+    assert "rows: 2, validation_rows: 1, duplicates: 1" in output.splitlines()[0]
+    train, validation, sft = output.split("\n\n")[1:]
     assert train.splitlines()[:4] == [
         f"train {tmp_path}/train.jsonl: 3 rows, 2 kept",
         "  domains: sums 2",
@@ -57,5 +57,5 @@ def test_a_broken_row_is_named(tmp_path, words, capsys, name, row) -> None:
         file.write(row)
     assert main(["data", *words]) == 2
     place = f"{tmp_path}/{name}.jsonl:{4 if name == 'train' else 2}"
-    said = capsys.readouterr()
-    assert place in said.err and said.out == ""
+    captured = capsys.readouterr()
+    assert place in captured.err and captured.out == ""

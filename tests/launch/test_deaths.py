@@ -1,4 +1,4 @@
-"""A death is told in one line: by whom, who held how much, and what to lower."""
+"""A death is reported in one line: the killer, the memory of each worker, and which settings to lower."""
 
 import re
 from pathlib import Path
@@ -12,8 +12,8 @@ from mrl.launch.workers.actor_log import last_words
 from mrl.observe.phases import PhaseClock
 from tests.support.runs import run_python
 
-MONITOR = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: c3fe99) was \
-22.85GB used / 23.54GB limit (0.970688)
+MONITOR = """1 worker(s) were killed due to the node running low on memory. Memory on the node \
+(IP: 192.0.2.2, ID: c3fe99) was 22.85GB used / 23.54GB limit (0.970688)
 OOM kill reason: Memory usage 24535000000B exceeded threshold of 24012256796B (95.0% of 25276059648B limit)
 Object store memory usage: [- objects spillable: 0
 - bytes evictable: 0
@@ -22,7 +22,8 @@ Eviction Stats:
 (global lru) bytes evicted: 0]
 Ray killed 1 worker(s) based on the killing policy
 Considered workers: [
-Selected to kill: (Actor(5d9f): job ID=01000000, task name=A.__init__, required resources={}, pid=19177, actual memory used=6.04GB)
+Selected to kill: (Actor(5d9f): job ID=01000000, task name=A.__init__, required resources={}, \
+pid=19177, actual memory used=6.04GB)
 ]
 Top 10 memory users: PID\tMEM(GB)\tCOMMAND
 16006\t9.72\t/usr/bin/node /somewhere/index.js a b
@@ -34,15 +35,19 @@ KILLED = """The actor died unexpectedly before finishing this task.
 \tclass_name: A
 \tpid: 19808
 \tip: 192.0.2.2
-The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly \
-exits with a connection error code 2. End of file. Some common causes include: (1) the process was killed by the OOM killer"""
-"""Ray 2.60's words."""
-LOWER = "lower rollout.kv_cache_bytes, training.microbatch_tokens or launch.object_store_bytes, or end other programs"
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: \
+Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: \
+(1) the process was killed by the OOM killer"""
+"""Messages of Ray 2.60."""
+LOWER = (
+    "lower rollout.kv_cache_bytes, training.microbatch_tokens or launch.object_store_bytes, "
+    "or end other programs"
+)
 
 
 @pytest.fixture
 def clock() -> PhaseClock:
-    """Of a step in which trainer ranks and engines were asked twice and once."""
+    """Return the clock of a step with two calls of trainer ranks and one of engines."""
     clock, gib = PhaseClock(), float(2**30)
     clock.note({"mem/host_used/trainer/recompute": 2 * gib, "mem/host_used/trainer/update": 4.56 * gib})
     clock.note({"mem/host_used/engine/generate": 1.5 * gib})
@@ -51,17 +56,17 @@ def clock() -> PhaseClock:
 
 def test_rays_memory_monitor_is_named_with_who_held_how_much(clock: PhaseClock) -> None:
     assert deaths.death_cause(Exception(MONITOR), clock, here="192.0.2.2") == (
-        "killed by Ray's memory monitor, because 22.85 of 23.54 GiB of node 192.0.2.2 were in use: 6.04 by the "
-        "killed process (pid 19177), 9.72 by node (pid 16006), 0.42 by python (pid 18181); earlier in this step, a trainer rank "
-        "4.6 GiB and an engine 1.5 GiB at most; " + LOWER
+        "killed by Ray's memory monitor, because 22.85 of 23.54 GiB of node 192.0.2.2 were in use: "
+        "6.04 by the killed process (pid 19177), 9.72 by node (pid 16006), 0.42 by python (pid 18181); "
+        "earlier in this step, a trainer rank 4.6 GiB and an engine 1.5 GiB at most; " + LOWER
     )
 
 
 def test_the_kernels_kills_are_counted(clock: PhaseClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deaths, "kernel_kills", lambda: deaths._KILLS_BEFORE + 2)
-    said = deaths.death_cause(Exception(KILLED), clock, here="192.0.2.2")
-    assert said.startswith("killed for lack of memory: the kernel killed 2 processes here since")
-    assert "a trainer rank 4.6 GiB and an engine 1.5 GiB" in said and said.endswith(LOWER)
+    cause = deaths.death_cause(Exception(KILLED), clock, here="192.0.2.2")
+    assert cause.startswith("killed for lack of memory: the kernel killed 2 processes here since")
+    assert "a trainer rank 4.6 GiB and an engine 1.5 GiB" in cause and cause.endswith(LOWER)
     assert deaths.death_cause(Exception(KILLED), PhaseClock(), here="192.0.2.3") == (
         "its process on 192.0.2.2 was killed or crashed"
     ), "what the kernel of another node did is not known"
@@ -69,18 +74,18 @@ def test_the_kernels_kills_are_counted(clock: PhaseClock, monkeypatch: pytest.Mo
 
 def test_without_a_kill_of_the_kernels_memory_is_told_and_not_blamed(clock, monkeypatch) -> None:
     monkeypatch.setattr(deaths, "kernel_kills", lambda: deaths._KILLS_BEFORE)
-    said = deaths.death_cause(Exception(KILLED), clock, here="192.0.2.2")
+    cause = deaths.death_cause(Exception(KILLED), clock, here="192.0.2.2")
     assert (
-        said.startswith("its process was killed or crashed; ")
-        and "GiB of this machine are in use now" in said
+        cause.startswith("its process was killed or crashed; ")
+        and "GiB of this machine are in use now" in cause
     )
-    assert "lower" not in said and "\n" not in said
+    assert "lower" not in cause and "\n" not in cause
 
 
 def test_what_ray_says_of_other_deaths_is_its_first_line() -> None:
     error = RuntimeError("The actor died because its node has died.\nNode Id: 5")
-    said = deaths.death_cause(error, PhaseClock(), here="192.0.2.2")
-    assert said == "RuntimeError: The actor died because its node has died."
+    cause = deaths.death_cause(error, PhaseClock(), here="192.0.2.2")
+    assert cause == "RuntimeError: The actor died because its node has died."
 
 
 def test_the_kernels_count_is_read(tmp_path: Path) -> None:
@@ -121,14 +126,16 @@ class Actor:
     def close(self): pass
 
 def shut_down(shutdown=ray.shutdown):
-    worker.print_to_stdstream({"lines": ["Ray's message may come late"], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+    message = {"lines": ["Ray's message may come late"], "pid": "raylet", "is_err": False}
+    worker.print_to_stdstream(message, ignore_prefix=False)
     shutdown()
 
 ray.shutdown = shut_down
 config = load_config("configs/quickstart.yaml")
 with cluster(config.launch, num_slots=1):
     group = ActorGroup(
-        Actor, config, PhaseClock(), strategies=["DEFAULT"], slot_share=0.0, gpus=0.0, environment={}, log_folder="."
+        Actor, config, PhaseClock(),
+        strategies=["DEFAULT"], slot_share=0.0, gpus=0.0, environment={}, log_folder=".",
     )
     seconds = 3 if WAY == "others" else 120
     call = group.start_on(
@@ -144,14 +151,14 @@ with cluster(config.launch, num_slots=1):
 
 
 def run_program(way: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run PROGRAM with a worker that ends in this way; return its output and its code."""
+    """Run PROGRAM with a worker that ends in this way; return the finished process."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return run_python("-c", f"WAY = {way!r}{PROGRAM}")
 
 
 @pytest.mark.integration
 def test_memory_that_others_use_ends_no_worker_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's monitor, which finds too much in use here whatever is, is off in tests: tests/conftest.py."""
+    """tests/conftest.py disables Ray's monitor, which here would always find too much memory in use."""
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
     done = run_program("others", monkeypatch)
     assert done.stdout.splitlines()[:1] == ["its work is done"], done
@@ -159,22 +166,20 @@ def test_memory_that_others_use_ends_no_worker_of_the_tests(monkeypatch: pytest.
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("way", "cause"),
     [
-        (
-            "kill",
-            r"its process was killed or crashed; |killed for lack of memory: ",
-        ),  # others' may be, meanwhile
+        # another test may kill for lack of memory meanwhile
+        ("kill", r"its process was killed or crashed; |killed for lack of memory: "),
         ("monitor", r"killed by Ray's memory monitor, because "),
     ],
 )
-def test_a_worker_that_is_really_killed(way: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By SIGKILL, and by a monitor that finds too much in use whatever is; told by whoever waits, and by whoever looks."""
+def test_a_worker_that_is_really_killed(way: str, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiting call and a health check both report the death, by SIGKILL or by Ray's monitor."""
     if way == "monitor":
         monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
         monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
     done = run_program(way, monkeypatch)
     lines = done.stdout.splitlines()
     assert len(lines) == 2 and done.returncode == 0, done
-    assert all(re.match(f"worker 0 died in phase start_up: ({said})", line) for line in lines), lines
+    assert all(re.match(f"worker 0 died in phase start_up: ({cause})", line) for line in lines), lines
     assert "(raylet)" not in done.stderr and "Top 10" not in done.stderr

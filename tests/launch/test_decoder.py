@@ -1,4 +1,4 @@
-"""Responses become text many at a time."""
+"""Responses are decoded in batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_many_texts_at_once_are_those_of_one_by_one(task: Path) -> None:
 
 
 def test_a_last_end_token_is_no_text_also_where_the_tokenizer_does_not_call_it_special(task: Path) -> None:
-    """As a second end of generation_config.json may be; inside a response it is text."""
+    """A second end token of generation_config.json is text only inside a response."""
     tokenizer = AutoTokenizer.from_pretrained(task / "model")
     one, two = tokenizer.encode("1 2")[0], tokenizer.encode("1 2")[-1]
     decode = decoder(tokenizer, (tokenizer.eos_token_id, two))

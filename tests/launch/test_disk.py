@@ -1,4 +1,4 @@
-"""A disk that takes nothing more: training goes on, says so, and saves again when there is room."""
+"""On a full disk training continues, reports it, and saves again when there is space."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ SMALL_DISK = (
     *("--user", "--map-root-user", "--mount"),
     *("sh", "-c", 'mount -t tmpfs -o size=40m small "$0" && exec "$@"'),
 )
-"""Runs a command in a mount namespace of its own, in which the folder named first is a disk of 40 MiB."""
+"""Runs a command in its own mount namespace, in which the first folder is a disk of 40 MiB."""
 
 
 @pytest.mark.integration
 def test_a_disk_without_space_does_not_stop_training(task: Path, tmp_path: Path) -> None:
-    """Checkpoints, rows, samples and every worker's log are on it; all that a full disk takes is what it was asked to keep."""
+    """All outputs are on the disk; a full disk costs only what had to be written to it."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    more = (
+    settings = (
         "loop.steps=1000", "loop.checkpoint={every_steps: 1, max_failed: 1000}",
         "loop.validation.every_steps=0", "logging.trackers=[tensorboard]",
     )  # fmt: skip
     with Command(
-        "train", *words(task, disk, "run", *more), log=tmp_path / "log", under=(*SMALL_DISK, str(disk))
+        "train", *words(task, disk, "run", *settings), log=tmp_path / "log", under=(*SMALL_DISK, str(disk))
     ) as command:
         command.wait_for("step 1/1000", seconds=400)
         inside = Path(f"/proc/{command.process.pid}/root") / disk.relative_to("/")
@@ -54,7 +54,6 @@ def test_a_disk_without_space_does_not_stop_training(task: Path, tmp_path: Path)
 
 
 def fill(path: Path) -> None:
-    """Takes all the space there is."""
     with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
@@ -65,7 +64,7 @@ def last_step(output: str) -> int:
 
 
 def max_step(saved: Path) -> int:
-    """Of the committed checkpoints."""
+    """Return the newest step among the committed checkpoints."""
     return max((int(p.name[5:]) for p in saved.iterdir() if p.name[5:].isdigit()), default=0)
 
 

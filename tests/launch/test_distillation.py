@@ -1,4 +1,4 @@
-"""A teacher in a real run: the policy comes to answer as it does, by its own samples, with and without rewards."""
+"""Distillation in a real run: the policy approaches its teacher, with and without rewards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def teacher(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of the policy's shapes and tokens, and other weights."""
     folder = tmp_path_factory.mktemp("teacher") / "model"
     new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
     section = ModelSection(path=str(folder), new=new, max_length=32)
@@ -26,7 +25,7 @@ def teacher(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_policy_comes_nearer_to_its_teacher(task, teacher, tmp_path) -> None:
-    """Two ranks, two engines, a weight sync a step; rewards are measured and teach nothing."""
+    """Two ranks, two engines, a weight sync per step; rewards are measured but teach nothing."""
     run(
         "train",
         *words(task, tmp_path, "run"),

@@ -1,7 +1,6 @@
-"""Engines whose tp ranks lie on several nodes, on real workers: log-probs, weight syncs, and who is named when a process is lost.
+"""Engines whose tp ranks span nodes, on real workers: log-probs, weight syncs, names of lost processes.
 
-Here the slots of one machine are said to lie on several nodes: the processes, and what they send each other, are those of real
-nodes. tests/launch/test_two_machines.py has two machines with a link between them.
+The nodes are pretended, the processes and their messages real; test_two_machines.py has a real link.
 """
 
 import contextlib
@@ -50,10 +49,10 @@ LAYOUTS = {
         ("training.layout={tp: 2, pp: 1, ep: 2, dp: 2}", "rollout={dp: 2, tp: 2, expert_parallel: true}")),
     "one-of-two": ([0, 0, 0, 1], ("training.layout={tp: 1, pp: 2, ep: 2, dp: 2}", "rollout.tp=2")),
 }  # fmt: skip
-"""Name -> node of each slot, words of the configuration."""
+"""Name -> node of each slot, settings."""
 REPLAY = "routing.replay=engine"
 SECONDS = 20.0
-"""In which a death is named. The phases' deadline is 120 s."""
+"""Seconds within which a death is reported; the phases' deadline is 120 s."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +63,7 @@ def ray_cluster() -> Iterator[None]:
 
 @contextlib.contextmanager
 def running_on(nodes: Sequence[int], config: Config, logs: Path) -> Iterator[Hybrid]:
-    """A run whose slots are said to lie on these nodes."""
+    """Start a run whose slots pretend to be on these nodes."""
 
     with slots_on(nodes), running(config, logs) as hybrid:
         yield hybrid
@@ -104,22 +103,22 @@ def test_engines_over_nodes_agree_in_other_layouts(layout, task, ray_cluster, tm
 def test_paused_requests_continue_and_a_lost_process_of_a_further_node_is_named(
     task: Path, ray_cluster: None, tmp_path: Path
 ) -> None:
-    """It is the one that keeps its node's workers, which go with it."""
+    """The lost process owns its node's workers, which end with it."""
     config, logs = tiny_config(task / "model", task, *TP2), tmp_path / "logs"
     with running_on([0, 1], config, logs) as hybrid:
         hybrid.sync(0)
         pause_and_continue(hybrid)
         (pid,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
-        own = psutil.Process(pid).children(recursive=True)
+        family = psutil.Process(pid).children(recursive=True)
         lose(hybrid, pid)
-        _, alive = psutil.wait_procs(own, timeout=SECONDS)
-        assert workers(pid) == [] and not [each for each in alive if "Worker" in each.name()]
+        _, alive = psutil.wait_procs(family, timeout=SECONDS)
+        assert workers(pid) == [] and not [process for process in alive if "Worker" in process.name()]
     assert "engine 0 lost its process engine 0, node 1" in last_words(logs)
 
 
 @pytest.mark.slow
 def test_a_further_worker_that_stands_still_ends_the_wait_for_it(task, ray_cluster, tmp_path) -> None:
-    """After rollout.step_deadline_seconds, well before the phase's deadline."""
+    """The wait ends after rollout.step_deadline_seconds, well before the phase's deadline."""
     config = tiny_config(task / "model", task, *TP2, "rollout.step_deadline_seconds=20")
     with running_on([0, 1], config, tmp_path / "logs") as hybrid:
         (pid,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
@@ -127,8 +126,8 @@ def test_a_further_worker_that_stands_still_ends_the_wait_for_it(task, ray_clust
         future = generate(hybrid)
         worker.suspend()
         begun = time.monotonic()
-        said = "engine 0 failed in phase .*engine 0 could not continue without the other ranks"
-        with pytest.raises(WorkerLost, match=said):
+        message = "engine 0 failed in phase .*engine 0 could not continue without the other ranks"
+        with pytest.raises(WorkerLost, match=message):
             come(hybrid, future)
         worker.kill()
     assert time.monotonic() - begun < 60
@@ -153,25 +152,25 @@ def test_an_engine_over_nodes_is_replaced_on_all_of_them(task, ray_cluster, tmp_
 
 
 def pause_and_continue(hybrid: Hybrid) -> None:
-    """Greedy responses that are paused in the middle have the tokens of those that are not."""
+    """Check that interrupted greedy responses have the same tokens as uninterrupted ones."""
     sampling = Sampling(num_samples=1, temperature=1.0, max_tokens=24, seed=7, greedy=True)
     requests = requests_for(pairs_of_prompts(), sampling)
     at_once = come(hybrid, asked(hybrid, requests))
     future = asked(hybrid, requests)
     assert paused_after(hybrid, 8).num_requests
     in_parts = come(hybrid, future)
-    assert max(len(found.segments) for found in in_parts) == 2
-    assert [list(found.tokens) for found in in_parts] == [list(found.tokens) for found in at_once]
+    assert max(len(item.segments) for item in in_parts) == 2
+    assert [list(item.tokens) for item in in_parts] == [list(item.tokens) for item in at_once]
 
 
 def workers(pid: int) -> list[psutil.Process]:
-    """vLLM's, of an engine's process."""
-    own = psutil.Process(pid).children(recursive=True) if psutil.pid_exists(pid) else []
-    return [each for each in own if each.name().startswith("VLLM::Worker")]
+    """Return vLLM's workers of an engine's process."""
+    family = psutil.Process(pid).children(recursive=True) if psutil.pid_exists(pid) else []
+    return [process for process in family if process.name().startswith("VLLM::Worker")]
 
 
 def generate(hybrid: Hybrid) -> Future:
-    """The engine is in the middle of it."""
+    """Submit requests and return while the engine generates them."""
     hybrid.sync(3)
     future = asked(hybrid, long_requests())
     rollouts_of(hybrid).resume()
@@ -180,7 +179,7 @@ def generate(hybrid: Hybrid) -> Future:
 
 
 def lose(hybrid: Hybrid, pid: int) -> None:
-    """This process is killed while the engine generates; the driver hears of it."""
+    """Kill this process while the engine generates, and check that the driver reports it."""
     future = generate(hybrid)
     os.kill(pid, signal.SIGKILL)
     begun = time.monotonic()

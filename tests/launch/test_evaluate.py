@@ -1,4 +1,4 @@
-"""`mrl eval` before its engine starts, and what ends a response in it."""
+"""`mrl eval` before its engine starts, and the ends of its responses."""
 
 import contextlib
 import hashlib
@@ -51,7 +51,7 @@ def test_rows_that_are_left_out_are_counted_where_people_see_it(tmp_path, capsys
 
 
 class Counting:
-    """Gives each sample a score of its own; ended after `most` groups."""
+    """Gives each sample a different score and stops after `most` groups."""
 
     def __init__(self, *, most: int = 100) -> None:
         self.asked: list[tuple[int, int]] = []
@@ -72,16 +72,16 @@ class Counting:
 
 @pytest.fixture
 def measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Counting]:
-    """Measures five rows, once greedily and three times each, into tmp_path/out; what was asked."""
+    """Return a function that measures five rows, greedily and in three samples, into tmp_path/out."""
     make_tokenizer().save_pretrained(str(tmp_path / "model"))
     rows = [json.dumps({"question": f"{n}+1?", "answer": f"#### {n + 1}"}) for n in range(5)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    asked = [f"model.path={tmp_path}/model", f"data.validation={tmp_path}/rows.jsonl"]
+    settings = [f"model.path={tmp_path}/model", f"data.validation={tmp_path}/rows.jsonl"]
 
-    def measure(*more: str, most: int = 100, train: bool = False) -> Counting:
+    def measure(*extra: str, most: int = 100, train: bool = False) -> Counting:
         model = Counting(most=most)
         monkeypatch.setattr(evaluating, "one_engine", lambda *_, **__: contextlib.nullcontext(model))
-        config = load([GSM8K], [*asked, "loop.validation={num_prompts: 5, num_samples: 3}", *more])
+        config = load([GSM8K], [*settings, "loop.validation={num_prompts: 5, num_samples: 3}", *extra])
         evaluate(config, out=f"{tmp_path}/out", train=train)
         return model
 
@@ -121,7 +121,7 @@ def test_samples_are_written_as_they_are_judged_and_the_summary_at_the_end(measu
 
 
 def test_a_run_takes_the_rows_whose_solve_rates_were_measured(measuring, tmp_path) -> None:
-    """Of responses that are drawn, if there are any: only the first one of the first row has a score of 1."""
+    """Only the first sampled response of the first row scores 1."""
     rows = f"data.train={tmp_path}/rows.jsonl"
     with pytest.raises(ConfigError, match=r"loop\.validation\.num_samples is 0, .*; set it, e\.g\. to 16"):
         measuring(rows, "loop.validation.num_samples=0", train=True)
@@ -131,9 +131,7 @@ def test_a_run_takes_the_rows_whose_solve_rates_were_measured(measuring, tmp_pat
     assert rates == [(3, 1), (2, 0), (3, 0), (3, 0), (3, 0)], "rates of every row, of samples with a reward"
     tokenizer = load_tokenizer(tmp_path / "model")
     config = load([GSM8K], [f"model.path={tmp_path}/model", rows, chosen, "data.validation=null"])
-    assert [source.rows[0].text for source in load_data(config.data, config.reward, tokenizer).train] == [
-        "0+1?"
-    ]
+    assert [part.rows[0].text for part in load_data(config.data, config.reward, tokenizer).train] == ["0+1?"]
 
 
 @pytest.mark.integration
@@ -161,7 +159,7 @@ def test_two_measurements_do_not_write_into_one_folder(measuring, tmp_path) -> N
 
 
 def test_a_models_digest_is_of_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
-    """So many that threads end in an order of their own; what was measured before keeps its digest."""
+    """Hash so many files that threads finish out of order; earlier digests stay valid."""
     contents = {f"{n:02d}.bin": bytes([n]) * (1 << (20 - n)) for n in range(20)}
     for name in reversed(contents):
         (tmp_path / name).write_bytes(contents[name])
@@ -172,39 +170,37 @@ def test_a_models_digest_is_of_its_files_in_the_order_of_their_names(tmp_path: P
 
 @pytest.mark.integration
 def test_stop_texts_and_the_tokens_of_the_generation_config_end_each_turn(acting, tmp_path) -> None:
-    """One token in three ends a turn, and so do letters that are tokens of their own and in no other one; a turn's text keeps
-    the letter and not the token."""
+    """Stop letters stay in a turn's text; the end token does not. A third of tokens end a turn."""
     pieces = "".join(AutoTokenizer.from_pretrained(acting / "model").get_vocab())
     letters = [letter for letter in string.ascii_letters if pieces.count(letter) == 1]
     stops = f"rollout.stop=[{','.join(letters)}]"
-    asked = acting_runs.words(acting, tmp_path, "eval", stops, "loop.validation.num_samples=4")
-    run("eval", *asked, "--out", f"{tmp_path}/out", log=tmp_path / "log")
+    arguments = acting_runs.words(acting, tmp_path, "eval", stops, "loop.validation.num_samples=4")
+    run("eval", *arguments, "--out", f"{tmp_path}/out", log=tmp_path / "log")
     samples = [json.loads(line) for line in (tmp_path / "out/samples.jsonl").read_text().splitlines()]
-    said = [turn["said"] for sample in samples for turn in sample["turns"]]
-    by_text = [text for text in said if text and text[-1] in letters]
-    assert len(letters) > 10 and len(by_text) > 4 and len(said) - len(by_text) > 10
-    assert not any(letter in text[:-1] for text in said for letter in letters)
+    texts = [turn["said"] for sample in samples for turn in sample["turns"]]
+    by_text = [text for text in texts if text and text[-1] in letters]
+    assert len(letters) > 10 and len(by_text) > 4 and len(texts) - len(by_text) > 10
+    assert not any(letter in text[:-1] for text in texts for letter in letters)
     assert sum(sample["status"] == "finished" for sample in samples) > 0.8 * len(samples), "others were cut"
 
 
 def test_a_stop_that_can_end_nothing_is_refused(task: Path) -> None:
-    asked = [f"model.path={task}/model", f"data.validation={task}/validation.jsonl", "rollout.stop=['<end>']"]
-    asked += ["model.max_length=32", "data.max_prompt_tokens=16", "rollout.max_response_tokens=8"]
+    base = [f"model.path={task}/model", f"data.validation={task}/validation.jsonl", "rollout.stop=['<end>']"]
+    base += ["model.max_length=32", "data.max_prompt_tokens=16", "rollout.max_response_tokens=8"]
     with pytest.raises(ConfigError, match="contains the special token '<end>'"):
-        evaluate(load([GSM8K.with_name("quickstart.yaml")], asked))
+        evaluate(load([GSM8K.with_name("quickstart.yaml")], base))
 
 
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("family", ["qwen3_5_moe", "gpt_oss"])
 def test_a_folder_is_evaluated_as_it_is(family: str, task: Path, tmp_path: Path) -> None:
-    """Greedy responses are those of transformers, but where that is torn between two tokens. The text beside images, whose folder
-    is read in parts, and sliding windows; tests/mrl/training/test_family_matrix.py has an engine read every family."""
+    """Greedy responses equal transformers' except at near-ties (image folders, sliding windows)."""
     tokenizer, model = load_tokenizer(str(task / "model")), tmp_path / "model"
     size = -(-len(tokenizer) // 16) * 16
     write_model(model, family, served=True, vocab_size=size, eos_token_id=tokenizer.eos_token_id)
     for file in (task / "model").glob("tokenizer*"):
         shutil.copy(file, model)
-    asked = words(task, tmp_path, "eval", f"model.path={model}", "loop.validation.num_prompts=24")
-    run("eval", *asked, "--out", f"{tmp_path}/out", log=tmp_path / "log")
+    arguments = words(task, tmp_path, "eval", f"model.path={model}", "loop.validation.num_prompts=24")
+    run("eval", *arguments, "--out", f"{tmp_path}/out", log=tmp_path / "log")
     assert compared(tmp_path / "out/samples.jsonl", tokenizer, model, torn=1e-3) > 12

@@ -1,4 +1,4 @@
-"""Which engines serve: losses that a run survives, what is started in their places, and what the last error says."""
+"""Which engines serve: survivable losses, replacements, and the message of the final error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mrl.observe.phases import PhaseClock
 
 
 class Processes:
-    """Calls are words; those that ended have a value or an error."""
+    """Fake calls named by strings; finished ones have a value or an error."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ended: dict[str, Any] = {}
@@ -43,8 +43,8 @@ def test_a_lost_engine_serves_again_when_it_was_brought_in(monkeypatch: pytest.M
     processes = Processes(monkeypatch)
     fleet = processes.fleet(2)
     assert fleet.metrics() == {}
-    said = fleet.replace(1, "engine 1 died")
-    assert said == "engine 1 died; starting a replacement (1 of rollout.max_replacements = 2)"
+    message = fleet.replace(1, "engine 1 died")
+    assert message == "engine 1 died; starting a replacement (1 of rollout.max_replacements = 2)"
     assert (fleet.serving, fleet.is_up, processes.started) == ([0, 2], False, [1])
     assert fleet.look() == {} and fleet.bring_in() == {}
     processes.ended |= {"start 1": None, "tell 1": [("address", "cpu", "digest")]}

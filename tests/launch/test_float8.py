@@ -1,4 +1,4 @@
-"""`mrl train` from a folder of float8 weights as published, with engines that serve float8 and with engines that do not."""
+"""`mrl train` from published float8 weights, with float8 engines and with others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from tests.tiny_models import write_model
 pytestmark = pytest.mark.integration
 
 FORMS = {
-    "none": (
-        "rollout.dtype=float32",
-    ),  # the words' own limit of 1e-4 holds: engines serve the trainer's weights
+    "none": ("rollout.dtype=float32",),  # engines serve the trainer's weights: the limit of 1e-4 is kept
     "fp8_block": (
         "rollout.dtype=bfloat16",
         "algorithm.correction.kind=truncated",
@@ -31,7 +29,7 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def published(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The task's folder with a model wide enough for whole blocks, in float8."""
+    """Return the task's folder with a float8 model that is wide enough for whole blocks."""
     folder = tmp_path_factory.mktemp("float8")
     new = NewModelSection(num_layers=2, num_heads=4, num_kv_heads=4, head_dim=32)
     model = ModelSection(path=str(folder / "source"), new=new, max_length=32)
@@ -40,7 +38,7 @@ def published(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def publish_task(task: Path, folder: Path) -> Path:
-    """A folder with the rows of a task and the model of `folder/source` in float8."""
+    """Write a folder with the task's rows and the model of `folder/source` in float8."""
     (folder / "task").mkdir()
     for file in ("train.jsonl", "validation.jsonl"):
         (folder / "task" / file).symlink_to(task / file)
@@ -50,8 +48,8 @@ def publish_task(task: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_published_float8_weights_are_trained_and_served(form: str, published: Path, tmp_path: Path) -> None:
-    more = ("loop.steps=2", f"rollout.quantization={form}", *FORMS[form])
-    run("train", *words(published, tmp_path, form, *more), log=tmp_path / "log")
+    settings = ("loop.steps=2", f"rollout.quantization={form}", *FORMS[form])
+    run("train", *words(published, tmp_path, form, *settings), log=tmp_path / "log")
     rows = read(tmp_path / form / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert all(row["optim/grad_norm"] > 0 for row in rows[1:])
@@ -61,7 +59,7 @@ def test_published_float8_weights_are_trained_and_served(form: str, published: P
 
 
 def test_published_float8_delta_nets_are_evaluated_as_they_are(task: Path, tmp_path: Path) -> None:
-    """in_proj_ba and the filters are wide beside in_proj_qkvz: vLLM is told so."""
+    """in_proj_ba and the filters stay wide next to in_proj_qkvz, and vLLM's config says so."""
     widths = ("hidden_size", "head_dim", "moe_intermediate_size", "shared_expert_intermediate_size")
     widths += ("linear_key_head_dim", "linear_value_head_dim")
     source = write_model(tmp_path / "source", "qwen3_next", **dict.fromkeys(widths, 128))

@@ -1,5 +1,4 @@
-"""nvidia-smi, torch, Ray and vLLM disagree about a machine's GPUs: each case is refused, and says what was
-seen and what to do."""
+"""If nvidia-smi, torch, Ray and vLLM disagree about GPUs, the run stops with findings and advice."""
 
 from __future__ import annotations
 
@@ -130,7 +129,6 @@ def test_what_vllm_is_for_follows_from_its_packages(installed, kind, monkeypatch
 
 
 def nvidia_smi(folder: Path, script: str) -> str:
-    """A folder for PATH with a program of that name."""
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The hybrid engine over several layouts: engines, trainer and an export agree after real updates and weight syncs."""
+"""The hybrid engine in several layouts: engines, trainer and export agree after updates and syncs."""
 
 import os
 import shutil
@@ -19,10 +19,10 @@ from tests.tiny_models import write_model
 pytestmark = pytest.mark.integration
 
 DP2 = ("rollout.dp=2", "rollout.tp=1", "rollout.expert_parallel=true")
-"""One engine on both slots, its experts dealt out over its dp ranks."""
+"""One engine on both slots, with its experts divided among its dp ranks."""
 LORA = "training.lora={rank: 4, targets: [attention, routed_experts]}"
 REPLAY = "routing.replay=engine"
-"""So that trainer and engines agree at every token."""
+"""Settings with which trainer and engines agree at every token."""
 LAYOUTS = {
     "tp2-ep2-to-1": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),
     "pp2-to-2": ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2"),
@@ -31,7 +31,7 @@ LAYOUTS = {
     "cp2-ep2-to-dp2": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", *DP2),
 }  # fmt: skip
 FAMILIES = {"deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", *DP2)}
-"""Model type -> the words of its configuration; the folder's correction biases are not zero."""
+"""Model type -> its settings; the folder's correction biases are not zero."""
 SLOW_LAYOUTS = {
     "1-to-own-2-twice": (
         "training.layout={tp: 1, pp: 1, ep: 1, dp: 1}",
@@ -54,10 +54,11 @@ SLOW_LAYOUTS = {
         "sync.transport=nixl",
     ),
     "lora-cp2-ep2-to-2-offloaded": (
-        "training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", LORA, "rollout.tp=2", "training.offload=always",
+        "training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", LORA,
+        "rollout.tp=2", "training.offload=always",
     ),
 }  # fmt: skip
-"""Each transport, each form of engines, and each axis of the trainer that the merge leaves out, once."""
+"""Each transport, engine layout and trainer axis that the merge suite leaves out, once."""
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +90,14 @@ def check_agreement(config: Config, folder: Path) -> None:
             lose_a_rank(hybrid, signal.SIGKILL, "engine 0, dp rank 1 died in phase")
 
 
-def lose_a_rank(hybrid: Hybrid, how: signal.Signals, said: str) -> None:
-    """The second dp rank of the first engine gets a signal while it generates; the driver names it."""
+def lose_a_rank(hybrid: Hybrid, how: signal.Signals, message: str) -> None:
+    """Send a signal to the first engine's second dp rank while it generates; check that it is named."""
     pid = hybrid.rollout.on_all(lambda actor: os.getpid())[1]
     future = asked(hybrid, long_requests())
     rollouts_of(hybrid).resume()
     os.kill(pid, how)
     try:
-        with pytest.raises(WorkerLost, match=said):
+        with pytest.raises(WorkerLost, match=message):
             come(hybrid, future)
     finally:
         if how is signal.SIGSTOP:
@@ -105,7 +106,7 @@ def lose_a_rank(hybrid: Hybrid, how: signal.Signals, said: str) -> None:
 
 @pytest.mark.slow
 def test_a_dp_rank_that_stands_still_is_named(task: Path, ray_cluster: None, tmp_path: Path) -> None:
-    """After rollout.step_deadline_seconds, by the rank that waited for it; well before the phase's deadline."""
+    """The rank that waits names it after rollout.step_deadline_seconds, before the phase's deadline."""
     words = ("training.layout={tp: 1, pp: 1, ep: 2, dp: 2}", *DP2, "rollout.step_deadline_seconds=60")
     config = tiny_config(task / "model", task, *words, "loop.phase_deadline_seconds=600")
     with running(config, tmp_path / "logs") as hybrid:

@@ -1,4 +1,4 @@
-"""Who has a slot's memory when: the order in which the hybrid engine asks both groups."""
+"""Who has a slot's memory when: the order of the hybrid engine's calls to both groups."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mrl.observe.phases import PhaseClock
 
 
 class Group:
-    """A group without workers that writes down what it is asked."""
+    """A group without workers that records its calls."""
 
     def __init__(self, name: str, events: list[str]) -> None:
         self._name, self._events = name, events
 
     def __getattr__(self, call: str) -> Callable[..., Any]:
         def asked(*arguments: Any, **options: Any) -> Any:
-            words = [str(each) for each in (*arguments, *options.values()) if isinstance(each, str | bool)]
+            words = [str(value) for value in (*arguments, *options.values()) if isinstance(value, str | bool)]
             self._events.append(" ".join([self._name, call, *words]))
             return {"dead": [], "connect": "plan"}.get(call, {})
 

@@ -1,4 +1,4 @@
-"""Models that judge on vLLM's own server, which the rewards' engines are: a reward model and a generative one."""
+"""Judge models on vLLM's own server: a reward model and a generative one."""
 
 import hashlib
 import time
@@ -46,15 +46,15 @@ SIZES: dict[str, Any] = {
 }
 
 
-def write(folder: Path, head: str, **more: Any) -> Any:
-    """A random model of the head's class with the tests' tokenizer; the model."""
+def write(folder: Path, head: str, **fields: Any) -> Any:
+    """Write and return a random model of the head's class with the tests' tokenizer."""
     import transformers
 
     tokenizer = qwen()
     tokenizer.save_pretrained(folder)
     end, pad = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     config = transformers.Qwen3Config(
-        vocab_size=len(tokenizer), eos_token_id=end, pad_token_id=pad, **SIZES, **more
+        vocab_size=len(tokenizer), eos_token_id=end, pad_token_id=pad, **SIZES, **fields
     )
     torch.manual_seed(3)
     model = getattr(transformers, head)(config).eval()
@@ -62,8 +62,7 @@ def write(folder: Path, head: str, **more: Any) -> Any:
     return model
 
 
-def section(folder: Path, kind: str, **more: Any) -> RewardSection:
-    """A judge that the run serves from the folder."""
+def section(folder: Path, kind: str, **fields: Any) -> RewardSection:
     engine = {
         "model": str(folder),
         "dtype": "float32",
@@ -71,7 +70,7 @@ def section(folder: Path, kind: str, **more: Any) -> RewardSection:
         "max_num_seqs": 8,
         "arguments": ["--enforce-eager"],
     }
-    return RewardSection(kind=kind, engine="judge", engines={"judge": engine}, deadline_seconds=300, **more)
+    return RewardSection(kind=kind, engine="judge", engines={"judge": engine}, deadline_seconds=300, **fields)
 
 
 def prompt(number: int) -> Prompt:
@@ -80,19 +79,19 @@ def prompt(number: int) -> Prompt:
 
 
 def verdicts(section: RewardSection, folder: Path) -> list[Verdict]:
-    found: dict[str, Verdict] = {}
+    collected: dict[str, Verdict] = {}
     with RewardPool(section, folder=str(folder)) as pool:
         for number, text in enumerate(RESPONSES):
             pool.submit(trial_sample(prompt(number), text), prompt(number))
-        while len(found) < len(RESPONSES):
+        while len(collected) < len(RESPONSES):
             got = pool.collect(300.0)
             assert got, "no verdict in 300 s"
-            found |= got
-    return [found[f"{number}.0"] for number in range(len(RESPONSES))]
+            collected |= got
+    return [collected[f"{number}.0"] for number in range(len(RESPONSES))]
 
 
 def checked_for(engines: RewardEngines, seconds: float) -> None:
-    """The driver hears of a server's end by a thread of its own."""
+    """Check the engines for this many seconds; another thread reports a server's end."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         engines.check()
@@ -108,20 +107,20 @@ def test_a_served_reward_model_scores_as_transformers(tmp_path: Path) -> None:
     folder = tmp_path / "scores"
     model = write(folder, "Qwen3ForSequenceClassification", **LABEL_KEYS)
     with served(section(folder, "reward_model"), tmp_path) as rewards:
-        found = verdicts(rewards, tmp_path / "judged")
+        results = verdicts(rewards, tmp_path / "judged")
     conversation = ConversationEncoder(str(folder))
-    for number, verdict in enumerate(found):
+    for number, verdict in enumerate(results):
         ids, _ = conversation.ids(request(number))
         with torch.no_grad():
             (wanted,) = model(torch.tensor([ids])).logits[0].tolist()
         assert verdict.value == pytest.approx(wanted, abs=1e-5), verdict.reason
-    assert found[2].parts["control_strings"] == 2.0 and len({v.value for v in found}) == len(found)
+    assert results[2].parts["control_strings"] == 2.0 and len({v.value for v in results}) == len(results)
 
 
 @pytest.mark.integration
 @pytest.mark.slow
 def test_a_killed_server_is_started_again_and_nobody_is_left_behind(tmp_path: Path) -> None:
-    """Killed between two calls and before them, then as often as it is started again: the same scores, then nothing but an error."""
+    """A server killed between and before calls gives the same scores until its restarts are used up."""
     folder = tmp_path / "scores"
     write(folder, "Qwen3ForSequenceClassification", num_labels=1)
     once = section(folder, "reward_model")
@@ -148,17 +147,17 @@ def test_a_killed_server_is_started_again_and_nobody_is_left_behind(tmp_path: Pa
 @pytest.mark.integration
 @pytest.mark.slow
 def test_a_served_generative_model_says_what_its_log_probs_are(tmp_path: Path) -> None:
-    """Constrained to two tokens; their share of the probability is that of transformers."""
+    """Constrain responses to two tokens and compare their probabilities with transformers'."""
     folder = tmp_path / "judge"
     model = write(folder, "Qwen3ForCausalLM")
     tokenizer = qwen()
     llm = {"verdict": "choice", "constrained": True, "choices": {"0": 0.0, "1": 1.0}}
     with served(section(folder, "llm", llm=llm), tmp_path) as rewards:
-        found = verdicts(rewards, tmp_path / "judged")
+        results = verdicts(rewards, tmp_path / "judged")
         rules = rewards.llm.model_copy(update={"constrained": False})
         raw = rewards.model_copy(update={"llm": rules, "retries": 0})
         free = verdicts(raw, tmp_path / "free")
-    assert all(0.0 < (v.value or 0.0) < 1.0 for v in found), [v.reason for v in found]
+    assert all(0.0 < (v.value or 0.0) < 1.0 for v in results), [v.reason for v in results]
     assert {v.value for v in free} == {None}, "a model that says neither gives no reward"
     assert "is a choice with probability" in free[0].reason or "no log-probs" in free[0].reason
     secret = (tmp_path / "judged" / SECRET).read_text()
@@ -171,4 +170,4 @@ def test_a_served_generative_model_says_what_its_log_probs_are(tmp_path: Path) -
         logits = model(torch.tensor([tokenizer.encode(chat, add_special_tokens=False)])).logits[0, -1]
     ids = tokenizer.convert_tokens_to_ids(["0", "1"])
     wanted = torch.softmax(logits[ids], 0)[1].item()
-    assert found[0].value == pytest.approx(wanted, abs=1e-4)
+    assert results[0].value == pytest.approx(wanted, abs=1e-4)

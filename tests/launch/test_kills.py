@@ -1,7 +1,6 @@
-"""kill -9 in every phase: found soon, named with its phase in one line, nothing left, and the next start resumes.
+"""kill -9 in every phase is reported soon, with its phase, in one line; the next start resumes.
 
-Each start resumes what the death before it left, and is then killed itself, by fault injection (benchmarks/soak/faults.py), whose record
-says which process it killed and in which phase.
+Each start resumes the previous one and is killed by fault injection (benchmarks/soak/faults.py).
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ def chain(task: Path, tmp_path: Path) -> Iterator[Chain]:
 
 @pytest.fixture(scope="module")
 def undisturbed(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, object]]]:
-    """The rows of a run that was left alone."""
     made = Chain(functools.partial(words, task), tmp_path_factory.mktemp("undisturbed"), *LAYOUT, *LASTS)
     made.finish("loop.steps=16")
     yield made.rows()
@@ -41,8 +39,8 @@ def undisturbed(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.mark.long
 def test_every_kind_of_process_killed_in_some_phase(chain: Chain) -> None:
-    """A reward worker, whose loss a run survives, and a trainer rank. An engine and a rollout worker: test_rollout_workers.py; a vLLM
-    worker by itself: test_engine_over_nodes.py; a driver: tests/mrl/loops/test_killed_drivers.py; the other phases are below."""
+    """Kill a reward worker, which the run survives, and a trainer rank. For other kinds see
+    test_rollout_workers.py, test_engine_over_nodes.py and tests/mrl/loops/test_killed_drivers.py."""
     chain.ended("reward:reward:1,sync:train-1:2")
     done = [(record["target"], record["during"]) for record in chain.injected()]
     assert done == [("reward", "reward"), ("train-1", "sync")]
@@ -61,15 +59,14 @@ VICTIMS = dict(
         strict=True,
     )
 )
-"""Each kind of process that ends a run, in two phases. Who died decides how it is noticed, and the phase what was saved; nothing
-depends on both."""
+"""Each kind of process that ends a run, in two phases: the kind decides how, the phase what was saved."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("phases", [PHASES[:4], PHASES[4:]], ids="-".join)
 def test_deaths_in_each_phase_change_nothing(phases, chain, undisturbed) -> None:
-    """One death after the other, and then the same rows to the last bit as without them."""
+    """Rows after a series of deaths equal those without, to the last bit."""
     for phase in phases:
         chain.killed(phase, VICTIMS[phase])
     last = chain.steps_saved() + 1
@@ -79,7 +76,6 @@ def test_deaths_in_each_phase_change_nothing(phases, chain, undisturbed) -> None
 
 @pytest.mark.slow
 def test_two_interrupts_end_a_run_whose_rank_stands_still(chain: Chain) -> None:
-    """No step can end, and so nothing is finished."""
     with chain.start("loop.steps=1000") as command:
         command.wait_for("step 2/1000", seconds=400)
         command.worker(chain.run_folder / "logs/latest/train-1.log").suspend()
@@ -93,7 +89,7 @@ def test_two_interrupts_end_a_run_whose_rank_stands_still(chain: Chain) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_found_at_the_deadline(chain: Chain) -> None:
-    """It looks alive and does nothing: the same outcome as a death, after the deadline of the phase."""
+    """A stopped rank seems alive, so it is reported after the phase's deadline, like a death."""
     with chain.start("loop.steps=1000", "loop.phase_deadline_seconds=20") as command:
         command.wait_for("step 2/1000", seconds=400)
         command.worker(chain.run_folder / "logs/latest/train-1.log").suspend()

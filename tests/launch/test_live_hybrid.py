@@ -1,4 +1,4 @@
-"""One hybrid engine that stays up: steps at the edge through the real loop, and many weight syncs of memory and weights without growth."""
+"""One hybrid engine that stays up: edge cases of the real loop, and many weight syncs without growth."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Live = tuple[Config, Hybrid, ChangingRewards]
 
 @pytest.fixture(scope="module")
 def live(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Two data-parallel ranks, an engine on each slot; trainer and engines give their memory to each other."""
+    """Start two dp ranks with an engine on each slot, which share their memory in turns."""
     config = tiny_config(
         task / "model",
         task,
@@ -92,8 +92,7 @@ def run(
     skipped: int = -1,
     **loop: object,
 ) -> list[dict[str, float]]:
-    """So many steps of the real loop, from the version that engines serve, with a reward of rewards.py and changed loop settings;
-    its metrics rows. `skipped`: the step whose weight sync does not happen."""
+    """Run steps of the real loop and return their rows. `skipped`: the step without a weight sync."""
     config, hybrid, rewards = live
     hybrid.end_generation()
     engines = LazyEngines(hybrid, skipped=hybrid.version + skipped)
@@ -128,7 +127,7 @@ def run(
 
 
 def unfiltered(live: Live, **algorithm: object) -> Live:
-    """The same with all groups trained on, and changed settings of the algorithm."""
+    """Return the live engine with a configuration without filter and with changed algorithm settings."""
     config, hybrid, rewards = live
     changed = config.algorithm.model_dump() | {"filter": None} | algorithm
     return Config.model_validate(config.model_dump() | {"algorithm": changed}), hybrid, rewards
@@ -144,7 +143,7 @@ def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_goes_on(live: L
 
 
 def test_a_rank_without_samples_takes_part(live: Live, tmp_path: Path) -> None:
-    """One prompt, one sample: the group teaches nothing by itself, and one of two ranks has nothing at all."""
+    """With one prompt and one sample the group teaches nothing, and one rank has no samples."""
     rows = run(
         unfiltered(live, estimator={"name": "reinforce_pp"}),
         tmp_path,
@@ -158,7 +157,7 @@ def test_a_rank_without_samples_takes_part(live: Live, tmp_path: Path) -> None:
 
 
 def test_prompts_of_one_token_and_at_the_limit(live: Live) -> None:
-    """Lengths from 1 to the longest that leaves room for a response; trainer and engines agree on all of them."""
+    """Trainer and engines agree on prompts of length 1 up to the longest that allows a response."""
     config, hybrid, _ = live
     longest = config.model.max_length - config.rollout.max_response_tokens
     rng = np.random.default_rng(1)
@@ -172,8 +171,8 @@ def test_prompts_of_one_token_and_at_the_limit(live: Live) -> None:
     loads = [batch.lengths()[part].sum() for part in hybrid.train.dealer(batch)[1]]
     assert max(loads) > min(loads), "the lengths were to be uneven"
     forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
-    found = measure_mismatch(batch, forward["logprobs"], forward["router_margin"], served=served, margin=1e-5)
-    assert found["policy/rollout_logprob_diff_max"] < 1e-4, found
+    stats = measure_mismatch(batch, forward["logprobs"], forward["router_margin"], served=served, margin=1e-5)
+    assert stats["policy/rollout_logprob_diff_max"] < 1e-4, stats
     hybrid.sync(hybrid.version + 1)
     too_long = GenerationRequest("0.0", rng.integers(3, 15, longest + 1).astype(np.int32), 7, 6)
     with pytest.raises(RolloutError, match="together at most model"):
@@ -193,7 +192,7 @@ MARGIN = 0.1
 
 
 def test_rewards_teach_and_shuffled_rewards_do_not(live: Live, tmp_path: Path) -> None:
-    """More even digits from random weights on, and not where the same verdicts are dealt out at random. The quickstart's task: benchmarks/learning.py."""
+    """The reward rises from random weights, but not with shuffled verdicts (see benchmarks/learning.py)."""
     (config, hybrid, _), gains = live, {}
     for shuffled in (False, True):
         hybrid.end_generation()
@@ -220,9 +219,9 @@ def test_a_skipped_weight_sync_is_caught_by_the_mismatch_check(live: Live, tmp_p
 
 
 def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(live: Live, tmp_path: Path) -> None:
-    """Responses that two updates on other prompts interrupt: the weights of each version, saved and loaded again, give the
-    engine's log-probs on that version's tokens, and far others on its neighbours'. With the engine's routes the tokens of
-    responses that the version began need no near-tie left out."""
+    """Each version's saved weights reproduce the engine's log-probs of its own tokens only.
+
+    Two updates interrupt the responses. With the engine's routes near-ties count too."""
     (config, hybrid, _), count = live, 24
     rng = np.random.default_rng(4)
     prompts = [Prompt(i, rng.integers(3, 15, 4).astype(np.int32), "", None) for i in range(100, 100 + count)]
@@ -242,7 +241,7 @@ def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(live: Live, 
             late = asked(hybrid, sampling.requests(prompts[some:]))
     whole = come(hybrid, early) + come(hybrid, late)
     save(hybrid, saved, tmp_path)
-    found = gaps(hybrid, prompts, whole, saved)
+    differences = gaps(hybrid, prompts, whole, saved)
     hybrid.sync(hybrid.version + 1)
     versions = list(saved)
     assert {completion.segments[0].version for completion in early.result()} == {versions[0]}
@@ -250,15 +249,15 @@ def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(live: Live, 
     assert np.mean([len(completion.segments) > 1 for completion in whole]) > 0.3
     assert max(len(completion.segments) for completion in whole) == 3
     for version in versions:
-        own = found[version, version]
-        assert own["policy/rollout_logprob_diff_max"] < 1e-4, (version, own)
+        matching = differences[version, version]
+        assert matching["policy/rollout_logprob_diff_max"] < 1e-4, (version, matching)
         for other in set(versions) - {version}:
-            shifted = found[other, version]["policy/rollout_logprob_diff_mean"]
-            assert shifted > 10 * own["policy/rollout_logprob_diff_mean"], (version, other, found)
+            shifted = differences[other, version]["policy/rollout_logprob_diff_mean"]
+            assert shifted > 10 * matching["policy/rollout_logprob_diff_mean"], (version, other, differences)
 
 
 def save(hybrid: Hybrid, saved: dict[int, Path], folder: Path) -> None:
-    """Bring the trainer back, and keep the weights of the version that engines serve."""
+    """Bring the trainer back and save the version that engines serve."""
     hybrid.end_generation()
     saved[hybrid.version] = folder / str(hybrid.version)
     hybrid.train.save_checkpoint(saved[hybrid.version], {}, beside=False)
@@ -267,14 +266,14 @@ def save(hybrid: Hybrid, saved: dict[int, Path], folder: Path) -> None:
 def gaps(
     hybrid: Hybrid, prompts: list[Prompt], whole: list[Completion], saved: dict[int, Path]
 ) -> dict[tuple[int, int], dict[str, float]]:
-    """(version of the weights, version of the tokens) -> how far Megatron is from the engines."""
+    """Return (version of the weights, version of the tokens) -> mismatch of Megatron and the engines."""
     by_index = {p.index: p for p in prompts}
     samples = [
         sample_of_completion(by_index[sample_of(r.request_id)[0]], 0, r).with_verdict(verdict_of(0.0))
         for r in whole
     ]
     groups = [Group(by_index[s.prompt_index], (s,)) for s in samples]
-    batch, newest, found = pack(groups), max(saved), {}
+    batch, newest, differences = pack(groups), max(saved), {}
     age = staleness_of(groups, version=newest)
     hybrid.end_generation()
     for version, folder in saved.items():
@@ -282,7 +281,7 @@ def gaps(
         forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
         margins = forward["router_margin"]
         for tokens_of in saved:
-            found[version, tokens_of] = measure_mismatch(
+            differences[version, tokens_of] = measure_mismatch(
                 batch, forward["logprobs"], margins, served=age == newest - tokens_of, margin=1e-5
             )
         began = (age == newest - version) & (first_versions(groups) == version)
@@ -290,20 +289,20 @@ def gaps(
         if began.any():  # the last version began none
             routed = measure_mismatch(batch, taken["logprobs"], None, served=began, margin=0.0)
             assert routed["policy/rollout_logprob_diff_max"] < 1e-5, (version, routed)
-    return found
+    return differences
 
 
 WARM_UP = 6
-"""Weight syncs until every pool and cache has its size."""
+"""Weight syncs until every pool and cache has its final size."""
 MORE_THREADS = 4
-"""Ray's own pools of threads grow where a machine is busy; a leak would be one a weight sync at least."""
+"""Ray's thread pools grow on a busy machine; a leak is at least one thread per weight sync."""
 PRIVATE_GROWTH = 24 << 20
-"""Bytes of private memory that a process may gain over all counted weight syncs (allocator noise; a bucket alone is 1 MiB)."""
+"""Private bytes that a process may gain over all counted weight syncs (a bucket alone is 1 MiB)."""
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(100, marks=pytest.mark.slow)])
 def test_weight_syncs_do_not_grow(count: int, live: Live) -> None:
-    """Trainer back, update's room, weights over, trainer away, engines serve: again and again."""
+    """Repeat the memory handover between trainer and engines and the weight sync."""
     _, hybrid, _ = live
     processes = [psutil.Process(pid) for pid in pids_of(hybrid)]
     prompts = [np.arange(3, 3 + n, dtype=np.int32) for n in (1, 4, 7)]
@@ -325,7 +324,6 @@ def test_weight_syncs_do_not_grow(count: int, live: Live) -> None:
 
 
 def pids_of(hybrid: Hybrid) -> list[int]:
-    """Trainer ranks and engines."""
     import ray
 
     actors = [*hybrid.train.actors, *hybrid.rollout.actors]
@@ -333,7 +331,7 @@ def pids_of(hybrid: Hybrid) -> list[int]:
 
 
 def usage(process: psutil.Process) -> dict[str, int]:
-    """Descriptors, threads, mapped shared segments and private bytes."""
+    """Return descriptors, threads, mapped shared segments and private bytes."""
     maps = Path(f"/proc/{process.pid}/maps").read_text()
     return {
         "descriptors": process.num_fds(),

@@ -1,4 +1,4 @@
-"""How a launcher's nodes meet, where an earlier start has left its words in the store, and hear of each other's end."""
+"""How a launcher's nodes meet in a store with keys of an earlier start, and learn of each other's end."""
 
 import os
 import signal
@@ -19,13 +19,12 @@ from tests.support.runs import until
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks does so at once."""
     monkeypatch.setattr(torchrun, "POLL_SECONDS", 0.05)
 
 
-def met(port: int, number: int, num_nodes: int, found: dict[int, Any]) -> None:
+def met(port: int, number: int, num_nodes: int, stores: dict[int, Any]) -> None:
     client = TCPStore("127.0.0.1", port, is_master=False)
-    found[number] = torchrun._of_this_start(client, number, num_nodes, 30.0)
+    stores[number] = torchrun._of_this_start(client, number, num_nodes, 30.0)
 
 
 def test_nodes_that_start_again_over_one_store_read_nothing_of_the_last_start() -> None:
@@ -33,21 +32,21 @@ def test_nodes_that_start_again_over_one_store_read_nothing_of_the_last_start() 
     starts = []
     for num_nodes in (3, 2, 3):
         server.set(f"asks-{server.add('asking', 1)}", "one that died before it was answered")
-        found: dict[int, Any] = {}
+        stores: dict[int, Any] = {}
         nodes = [
-            threading.Thread(target=met, args=(server.port, number, num_nodes, found))
+            threading.Thread(target=met, args=(server.port, number, num_nodes, stores))
             for number in reversed(range(num_nodes))
         ]
         for node in nodes:
             node.start()
         for node in nodes:
             node.join(60)
-        assert sorted(found) == list(range(num_nodes))
-        assert not any(own.check(["exit_code"]) for own in found.values())
-        found[0].set("exit_code", str(len(starts)))
-        starts.append(found)
-    for number, found in enumerate(starts):
-        assert {own.get("exit_code") for own in found.values()} == {str(number).encode()}
+        assert sorted(stores) == list(range(num_nodes))
+        assert not any(store.check(["exit_code"]) for store in stores.values())
+        stores[0].set("exit_code", str(len(starts)))
+        starts.append(stores)
+    for number, stores in enumerate(starts):
+        assert {store.get("exit_code") for store in stores.values()} == {str(number).encode()}
 
 
 def test_a_node_that_never_comes_ends_the_meeting() -> None:
@@ -87,12 +86,12 @@ signal.signal(signal.SIGTERM, handle)
 heard.write_text(f"{os.getpgrp()}\\n")
 time.sleep(120)
 """
-"""A driver that writes down its process group and what it hears, and ends when it has heard SIGTERM twice."""
+"""A driver that records its process group and signals, and ends at its second SIGTERM."""
 
 
 @pytest.mark.parametrize("first", ["node", "signal"])
 def test_a_node_that_is_told_to_end_and_torchruns_signal_are_one_request(first: str, tmp_path: Path) -> None:
-    """The driver hears it once; what comes then is the second one, at which it leaves now."""
+    """The driver gets it once; the next request is the second one, at which it exits at once."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     heard = tmp_path / "heard"
     codes: list[int] = []
@@ -108,9 +107,7 @@ def test_a_node_that_is_told_to_end_and_torchruns_signal_are_one_request(first: 
             else:
                 os.kill(os.getpid(), signal.SIGTERM)
             until(lambda: is_heard(1), every=0.02)
-            for _ in range(
-                2
-            ):  # node 0 has looked once more; signals that nobody has handled yet would be one
+            for _ in range(2):  # node 0 looks again, because unhandled signals would merge into one
                 store.delete_key("alive")
                 until(lambda: store.check(["alive"]), every=0.02)
         codes.append(len(heard.read_text().split()))
@@ -131,26 +128,26 @@ def test_a_node_that_is_told_to_end_and_torchruns_signal_are_one_request(first: 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_node_that_is_told_to_end_says_so_and_stays_until_the_driver_has_left(number) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    said: list[bool] = []
+    reports: list[bool] = []
     before = signal.getsignal(number)
 
     def node_0() -> None:
         until(lambda: signal.getsignal(number) is not before, every=0.02)
         os.kill(os.getpid(), number)
         until(lambda: store.check(["told to end"]), every=0.02)
-        said.append(True)
+        reports.append(True)
         store.set("exit_code", "143")
 
     telling = threading.Thread(target=node_0, daemon=True)
     telling.start()
     assert torchrun._follow(store, 1) == 143
     telling.join(60)
-    assert said == [True] and signal.getsignal(number) is before
+    assert reports == [True] and signal.getsignal(number) is before
     assert store.add("readers", 0) == 1, "node 0 waits for those that have read it"
 
 
 class Swallowed:
-    """A store behind a network that answers nothing and refuses nothing."""
+    """A store behind a network that neither responds nor refuses."""
 
     def check(self, keys: list[str]) -> bool:
         threading.Event().wait()
@@ -164,7 +161,7 @@ def test_a_node_whose_questions_are_swallowed_leaves(monkeypatch: pytest.MonkeyP
 
 
 def test_a_store_that_strangers_read_does_not_have_the_cluster_s_secret(tmp_path, monkeypatch) -> None:
-    """It lies in the run folder, for this user alone; what the store says of it is of no use without it."""
+    """The secret is in the run folder, for this user only; the store's content is useless without it."""
     monkeypatch.delenv(torchrun.TOKEN, raising=False)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     torchrun.publish_head(store, tmp_path / "run", "10.0.0.1:12000 12000")
@@ -192,7 +189,7 @@ def test_nodes_take_the_secret_of_their_environment(tmp_path: Path, monkeypatch:
 def test_who_reaches_the_store_or_the_folder_sends_no_node_to_another_head(
     attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node would show it the secret, and run what it says."""
+    """A node would send that head the secret and run its commands."""
     monkeypatch.delenv(torchrun.TOKEN, raising=False)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     torchrun.publish_head(store, tmp_path, "10.0.0.1:12000 12000")

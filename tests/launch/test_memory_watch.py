@@ -1,4 +1,4 @@
-"""Memory at the ends of phases: which are measured, what counts over processes and rounds, and what one process reports."""
+"""Memory at the ends of phases: which are measured, how processes are combined, and one process's report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mrl.observe.phases import PhaseClock
 
 
 class Workers:
-    """Says what it has, one figure after the other."""
+    """Returns its figures one after the other."""
 
     def __init__(self, *uses: dict[str, float]) -> None:
         self._uses = list(uses)
@@ -23,20 +23,18 @@ class Workers:
 
 def test_each_phase_keeps_its_tightest_end() -> None:
     clock = PhaseClock()
-    trainer = Workers(
-        {"gpu_free": 3.0, "gpu_peak": 1.0}, {"gpu_free": 5.0, "gpu_peak": 2.0}, {"gpu_free": 9.0}
-    )
-    clock.listeners.append(MemoryWatch(clock, {"trainer": trainer}))
+    ranks = Workers({"gpu_free": 3.0, "gpu_peak": 1.0}, {"gpu_free": 5.0, "gpu_peak": 2.0}, {"gpu_free": 9.0})
+    clock.listeners.append(MemoryWatch(clock, {"trainer": ranks}))
     for phase in ("generate", "reward", "generate", "sync"):
         with clock.phase(phase):
             pass
-    found = {name: value for name, value in clock.take().items() if name.startswith("mem/")}
-    assert found == {
+    metrics = {name: value for name, value in clock.take().items() if name.startswith("mem/")}
+    assert metrics == {
         "mem/gpu_free/trainer/generate": 3.0,
         "mem/gpu_peak/trainer/generate": 2.0,
         "mem/gpu_free/trainer/sync": 9.0,
     }
-    assert undescribed(found) == [] and clock.take() == {}
+    assert undescribed(metrics) == [] and clock.take() == {}
 
 
 def test_without_a_gpu_a_process_tells_of_its_host() -> None:

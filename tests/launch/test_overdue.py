@@ -1,4 +1,4 @@
-"""A driver whose thread does not come back ends by name: what Ray asks of its own processes on a node has no deadline."""
+"""A driver whose thread hangs exits with a message; Ray's calls to its own processes have no deadline."""
 
 import subprocess
 import textwrap
@@ -13,7 +13,8 @@ import os, signal, sys, threading, time
 from mrl.launch.cluster import driver_watchdog
 from mrl.observe.phases import PhaseClock
 
-driver_watchdog.LEAST_SECONDS, driver_watchdog.CLOSING_SECONDS, driver_watchdog.LOOK_SECONDS = {least}, {closing}, 0.05
+driver_watchdog.LEAST_SECONDS, driver_watchdog.CLOSING_SECONDS = {least}, {closing}
+driver_watchdog.LOOK_SECONDS = 0.05
 clock = PhaseClock()
 """
 OF_RAY = """
@@ -23,9 +24,10 @@ import ray
 from mrl.config.sections.launch import LaunchSection
 from mrl.launch.cluster.cluster import cluster
 
-with driver_watchdog.DriverWatchdog(clock, 1.0) as watched, cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=1):
+launch = LaunchSection(object_store_bytes=80 << 20)
+with driver_watchdog.DriverWatchdog(clock, 1.0) as watched, cluster(launch, num_slots=1):
     watched.begin()
-    (raylet,) = (each for each in psutil.Process().children() if each.name() == "raylet")
+    (raylet,) = (child for child in psutil.Process().children() if child.name() == "raylet")
     print(raylet.pid, flush=True)
     os.kill(raylet.pid, signal.SIGSTOP)
 """
@@ -51,7 +53,7 @@ def test_a_thread_that_does_not_come_back_ends_the_process_by_name() -> None:
 
 
 def test_one_that_is_heard_or_outside_of_phases_or_closes_in_time_goes_on() -> None:
-    """A caller may do what it likes between two steps; a phase whose error somebody took is over too."""
+    """Between steps a caller may take any time; a phase whose error was caught is over too."""
     done = run("""
         with driver_watchdog.DriverWatchdog(clock, 1.0) as watched:
             watched.begin()
@@ -74,28 +76,28 @@ def test_one_that_is_heard_or_outside_of_phases_or_closes_in_time_goes_on() -> N
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "message"),
     [
         ("with clock.phase('update'):\n        ray.put(np.zeros(1 << 20))",
          "1 s in phase update in put_object"),
         ("watched.closing()", "5 s while ending the workers in shutdown (ray/_private/worker.py:"),
     ],
 )  # fmt: skip
-def test_a_raylet_that_stands_still_is_not_waited_for(program: str, said: str) -> None:
-    """Neither when something large is handed to it nor at the end; nothing of it is left."""
+def test_a_raylet_that_stands_still_is_not_waited_for(program: str, message: str) -> None:
+    """Neither a large object nor the shutdown waits for it, and nothing of it is left."""
     done = run(OF_RAY + f"    {program}\n", closing=5.0)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert said in done.stderr and "Ray's raylet or GCS on this node does not respond" in done.stderr
+    assert message in done.stderr and "Ray's raylet or GCS on this node does not respond" in done.stderr
     raylet = int(done.stdout.split()[0])
     until(lambda: not psutil.pid_exists(raylet))  # what watches over the driver ends it
 
 
 @pytest.mark.integration
 def test_a_driver_that_ray_ends_for_a_dead_raylet_is_spoken_for() -> None:
-    """Ray ends the process inside of the call, without a word."""
+    """Ray ends the process inside the call, without a message."""
     done = run(
-        OF_RAY
-        + "    threading.Timer(1.0, lambda: raylet.kill()).start()\n    ray.put(np.zeros(1 << 20))\n    print('went on')\n"
+        OF_RAY + "    threading.Timer(1.0, lambda: raylet.kill()).start()\n"
+        "    ray.put(np.zeros(1 << 20))\n    print('went on')\n"
     )
     assert done.returncode == 1 and "went on" not in done.stdout
     assert (

@@ -1,8 +1,6 @@
-"""Every engine sees exactly the GPUs of its slots, however Ray dealt out bundles and GPUs: on one and on two
-nodes.
+"""Every engine sees exactly the GPUs of its slots, in any order of Ray's bundles, on one and two nodes.
 
-Ray believes in GPUs that are not there (`ray start --num-gpus`); the groups and their actors are the real
-ones.
+Ray's GPUs are pretended (`ray start --num-gpus`); the groups and their actors are real.
 """
 
 from __future__ import annotations
@@ -37,9 +35,7 @@ TOKEN = "0123456789abcdef" * 4
 def test_slots_count_node_by_node_and_gpu_by_gpu_whatever_bundles_ray_gave(seed: int) -> None:
     where = [(node, gpu) for node in range(2) for gpu in range(12)]
     random.Random(seed).shuffle(where)
-    slots = order_slots(
-        {bundle: node for bundle, (node, _) in enumerate(where)}, [str(gpu) for _, gpu in where]
-    )
+    slots = order_slots({n: node for n, (node, _) in enumerate(where)}, [str(gpu) for _, gpu in where])
     assert [(slot.node, int(slot.gpu)) for slot in slots] == sorted(where)
     assert [where[slot.bundle] for slot in slots] == sorted(where)
 
@@ -53,7 +49,7 @@ def test_slots_count_node_by_node_and_gpu_by_gpu_whatever_bundles_ray_gave(seed:
     ],
 )
 def test_the_plan_is_told_the_slots_own_nodes(words: tuple[str, ...], nodes: tuple[int, ...]) -> None:
-    """Whoever is taken for a neighbour gets what should have gone over the node's own links."""
+    """A slot mistaken for a neighbour would get data that belongs on the node's own links."""
     config = load([], [*WORDS, *words])
     placement = Placement(None, tuple(Slot(number, number // 2) for number in range(4)))
     assert placement.topology(config).nodes == nodes
@@ -69,7 +65,7 @@ def test_a_trainer_rank_whose_engine_rank_is_on_another_gpu_is_refused_before_an
 
 
 def look(tmp_path: Path, *, nodes: int, strategy: str, seed: int = 0) -> dict[str, Any]:
-    """What tests.launch.placed_groups says of a cluster of `nodes` nodes with SLOTS GPUs together."""
+    """Return the report of tests.launch.placed_groups on `nodes` nodes with SLOTS GPUs together."""
     base = str(free_port_base())
     head, gpus = head_address(own_address(), int(base)), str(SLOTS // nodes)
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
@@ -81,24 +77,23 @@ def look(tmp_path: Path, *, nodes: int, strategy: str, seed: int = 0) -> dict[st
             stack.enter_context(started([*words, number], log=log, environment=environment))
             until(lambda log=log: "is up on" in log.read_text())
         program = ["-m", "tests.launch.placed_groups", head, str(nodes), strategy, str(seed)]
-        asked = run_python(*program, environment=environment, seconds=300)
-        assert asked.returncode == 0, asked.stderr[-3000:] + "".join(
+        done = run_python(*program, environment=environment, seconds=300)
+        assert done.returncode == 0, done.stderr[-3000:] + "".join(
             log.read_text() for log in tmp_path.glob("*.log")
         )
-        return json.loads(asked.stdout.splitlines()[-1])
+        return json.loads(done.stdout.splitlines()[-1])
 
 
-def check(found: dict[str, Any]) -> None:
-    """What Ray shows a trainer rank is its slot's GPU; an engine sees its two slots' and no other, on their
-    node."""
-    gpus = [gpu for _, gpu in found["slots"]]
-    assert [trainer["CUDA_VISIBLE_DEVICES"] for trainer in found["trainers"]] == gpus
+def check(report: dict[str, Any]) -> None:
+    """Check that a trainer rank sees its slot's GPU, and an engine its two slots' on their node."""
+    gpus = [gpu for _, gpu in report["slots"]]
+    assert [trainer["CUDA_VISIBLE_DEVICES"] for trainer in report["trainers"]] == gpus
     pairs = list(zip(gpus[::2], gpus[1::2], strict=True))
-    assert [engine["CUDA_VISIBLE_DEVICES"] for engine in found["engines"]] == [",".join(p) for p in pairs]
-    assert found["nodes"] == [node for node, _ in found["slots"]], "what the plan's topology is made of"
-    nodes = [trainer["node"] for trainer in found["trainers"]]
-    assert [engine["node"] for engine in found["engines"]] == nodes[::2]
-    assert found["pool"] == found["engines"][SLOTS // 4 :], (
+    assert [engine["CUDA_VISIBLE_DEVICES"] for engine in report["engines"]] == [",".join(p) for p in pairs]
+    assert report["nodes"] == [node for node, _ in report["slots"]], "what the plan's topology is made of"
+    nodes = [trainer["node"] for trainer in report["trainers"]]
+    assert [engine["node"] for engine in report["engines"]] == nodes[::2]
+    assert report["pool"] == report["engines"][SLOTS // 4 :], (
         "a pool has the slots after the trainer's, and their GPUs"
     )
 
@@ -106,20 +101,20 @@ def check(found: dict[str, Any]) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_engine_sees_its_slots_gpus_on_one_node(tmp_path: Path, seed: int) -> None:
-    found = look(tmp_path, nodes=1, strategy="PACK", seed=seed)
-    check(found)
-    assert (found["slots"] == [[0, str(gpu)] for gpu in range(SLOTS)]) == (seed == 0)
-    assert {t["CUDA_DEVICE_MAX_CONNECTIONS"] for t in found["trainers"]} == {"1"}
-    assert {e["CUDA_DEVICE_MAX_CONNECTIONS"] for e in found["engines"]} == {None}
-    assert found["pickled"] == 1, (
+    report = look(tmp_path, nodes=1, strategy="PACK", seed=seed)
+    check(report)
+    assert (report["slots"] == [[0, str(gpu)] for gpu in range(SLOTS)]) == (seed == 0)
+    assert {t["CUDA_DEVICE_MAX_CONNECTIONS"] for t in report["trainers"]} == {"1"}
+    assert {e["CUDA_DEVICE_MAX_CONNECTIONS"] for e in report["engines"]} == {None}
+    assert report["pickled"] == 1, (
         "what trainer ranks must know of engines travels once, not once for each rank"
     )
 
 
 @pytest.mark.integration
 def test_every_engine_sees_its_slots_gpus_on_two_nodes(tmp_path: Path) -> None:
-    """Bundles are dealt out in turn, so that their order is neither the nodes' nor the GPUs'."""
-    found = look(tmp_path, nodes=2, strategy="SPREAD")
-    check(found)
-    assert found["slots"] == [[node, str(gpu)] for node in range(2) for gpu in range(SLOTS // 2)]
-    assert found["bundles"] != sorted(found["bundles"])
+    """Bundles alternate, so that their order is neither the nodes' nor the GPUs'."""
+    report = look(tmp_path, nodes=2, strategy="SPREAD")
+    check(report)
+    assert report["slots"] == [[node, str(gpu)] for node in range(2) for gpu in range(SLOTS // 2)]
+    assert report["bundles"] != sorted(report["bundles"])

@@ -39,7 +39,7 @@ def test_the_critic_warms_up_alone_and_is_saved(task: Path, tmp_path: Path) -> N
         and "routing/agreement" not in first
     )
     assert second["optim/optimizer_steps"] == 1.5 and second["critic/optimizer_steps"] == 3.5  # means of two
-    # two updates a step: warm-up of 10 steps for the policy, whose first update is in step 2, and of 5 for the critic
+    # two updates per step: warm-up is 10 steps for the policy, which starts in step 2, and 5 for the critic
     assert second["optim/lr"] == pytest.approx(1.5e-4 * 1.5 / 20)
     assert second["critic/lr"] == pytest.approx(5.0e-4 * 3.5 / 10)
     assert (tmp_path / "run/checkpoints/step-000002/critic/metadata.json").is_file()

@@ -1,4 +1,4 @@
-"""`mrl make preferences`: pairs that the rewards of a configuration tell apart, made of right responses or of a model's own."""
+"""`mrl make preferences`: pairs with different rewards, from correct responses or a model's samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
 
 
 def sums(folder: Path) -> list[str]:
-    """Rows of sums, whose answers stand in a box."""
     make_tokenizer().save_pretrained(str(folder / "model"))
     rows = [json.dumps({"prompt": f"{a}+{a + 3}=", "answer": str(2 * a + 3)}) for a in range(1, 61)]
     for name, part in (("train", rows[:50]), ("validation", rows[50:])):
@@ -39,13 +38,13 @@ def sums(folder: Path) -> list[str]:
 
 
 def test_worse_responses_are_made_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of each row one: the seed decides which, and the rewards whether it is worse."""
-    asked = sums(tmp_path)
+    """Each row gets one pair; the seed decides which, and the rewards check that it is worse."""
+    args = sums(tmp_path)
     for name in ("first", "second"):
-        assert main(["make", "preferences", *asked, "--out", str(tmp_path / name)]) == 0
-    said = capsys.readouterr().out
+        assert main(["make", "preferences", *args, "--out", str(tmp_path / name)]) == 0
+    output = capsys.readouterr().out
     rows, held_out = (rows_of(tmp_path / "first" / f) for f in ("pairs.jsonl", "pairs_validation.jsonl"))
-    assert len(rows) == 50 and len(held_out) == 10 and "pairs.jsonl: 50 pairs (" in said
+    assert len(rows) == 50 and len(held_out) == 10 and "pairs.jsonl: 50 pairs (" in output
     assert (tmp_path / "first/pairs.jsonl").read_text() == (tmp_path / "second/pairs.jsonl").read_text()
     assert {row["tag"] for row in rows} <= NAMES and len({row["tag"] for row in rows}) >= 4
     rules = MathsRules(extraction=("boxed",), symbolic=False)
@@ -58,11 +57,11 @@ def test_worse_responses_are_made_and_judged(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_what_gives_no_pair_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["make", "preferences", *sums(tmp_path), "--out", str(tmp_path / "pairs")]
-    assert main([*asked, "--samples", "1"]) == 2
+    args = ["make", "preferences", *sums(tmp_path), "--out", str(tmp_path / "pairs")]
+    assert main([*args, "--samples", "1"]) == 2
     assert "one response is not a pair" in capsys.readouterr().err
     (tmp_path / "same.py").write_text("def score(request):\n    return 1.0\n")
-    assert main([*asked, f"reward={{kind: plugin, path: '{tmp_path}/same.py:score'}}"]) == 2
+    assert main([*args, f"reward={{kind: plugin, path: '{tmp_path}/same.py:score'}}"]) == 2
     assert "no two responses to one row have different rewards" in capsys.readouterr().err
     assert not (tmp_path / "pairs").exists()
 
@@ -70,9 +69,9 @@ def test_what_gives_no_pair_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_the_best_and_the_worst_of_a_models_own_samples(task: Path, tmp_path: Path) -> None:
-    asked = words(task, tmp_path, "run", "--samples", "8", "--rows", "6", "--out", str(tmp_path / "pairs"))
-    said = run("make", "preferences", *asked, log=tmp_path / "log", seconds=240)
+    args = words(task, tmp_path, "run", "--samples", "8", "--rows", "6", "--out", str(tmp_path / "pairs"))
+    output = run("make", "preferences", *args, log=tmp_path / "log", seconds=240)
     rows = rows_of(tmp_path / "pairs/pairs.jsonl")
-    assert 0 < len(rows) <= 6 and f"{len(rows)} pairs ({len(rows)} sampled)" in said
+    assert 0 < len(rows) <= 6 and f"{len(rows)} pairs ({len(rows)} sampled)" in output
     for row in rows:
         assert row["margin"] > 0 and row["chosen"] != row["rejected"] and row["tag"] == "sampled"

@@ -1,4 +1,4 @@
-"""What preflight calls a fault, and whom it names."""
+"""Which faults preflight reports, and which node it names."""
 
 import dataclasses
 from pathlib import Path
@@ -32,7 +32,7 @@ GOOD = NodeFacts(
 
 
 def nodes(**changes: object) -> list[NodeFacts]:
-    """Three good nodes, the last one changed."""
+    """Return three good nodes, with changes to the last one."""
     others = [dataclasses.replace(GOOD, number=n, host=f"host{n}") for n in range(2)]
     return [*others, dataclasses.replace(GOOD, number=2, host="host2", **changes)]
 
@@ -61,15 +61,15 @@ def test_equal_nodes_have_no_faults() -> None:
     ],
 )  # fmt: skip
 def test_one_bad_node_is_named_with_its_fault(changes: dict, message: str) -> None:
-    found = node_faults(nodes(**changes), NodeRequirements())
-    assert len(found) == 1
-    assert found[0].startswith("node 2 (host2): ")
-    assert message in found[0]
+    faults = node_faults(nodes(**changes), NodeRequirements())
+    assert len(faults) == 1
+    assert faults[0].startswith("node 2 (host2): ")
+    assert message in faults[0]
 
 
 def test_a_node_that_cannot_hold_what_its_trainers_off_load_is_refused() -> None:
-    (first, *_) = found = node_faults(nodes(memory_bytes=50 << 30), NodeRequirements(host_bytes=60 << 30))
-    assert len(found) == 1
+    (first, *_) = faults = node_faults(nodes(memory_bytes=50 << 30), NodeRequirements(host_bytes=60 << 30))
+    assert len(faults) == 1
     assert first.startswith("node 2 (host2): free memory, which trainers need for weights")
     assert "--mem=0" in first and "is 5.37e+10 bytes, needed 6.44e+10" in first
 
@@ -87,7 +87,7 @@ def test_what_a_recipes_trainers_need_is_the_capacity_estimates() -> None:
 
 
 def test_a_store_too_small_for_a_steps_samples_is_named() -> None:
-    """64 MB of /dev/shm, a container's default, leave Ray its least store; a laptop's step needs less."""
+    """64 MB of /dev/shm, a container's default, leave Ray its minimum; a laptop's step needs less."""
     (fault,) = node_faults(nodes(), NodeRequirements(object_store_bytes=64 << 20))[:1]
     assert (
         "Ray's object store (launch.object_store_bytes" in fault
@@ -101,9 +101,9 @@ def test_a_store_too_small_for_a_steps_samples_is_named() -> None:
     model = f"model.path={CONFIGS / 'models' / 'Qwen3-30B-A3B'}"
     plain, routed = (
         NodeRequirements.of(
-            load(recipe[0], [*recipe[1], model, *more]), slots=8, gpus=True
+            load(recipe[0], [*recipe[1], model, *settings]), slots=8, gpus=True
         ).object_store_bytes
-        for more in ([], ["routing.replay=engine"])
+        for settings in ([], ["routing.replay=engine"])
     )
     assert 1e7 < plain < 1e9 and 5 * plain < routed < 100 * plain
 
@@ -117,16 +117,16 @@ def test_slots_are_enough_and_nodes_without_one_are_named() -> None:
 
 
 def test_a_jobs_own_limit_of_memory_counts(tmp_path: Path) -> None:
-    """Two nested groups: the outer one's limit is the lower one, and its file cache can be taken back."""
-    own, inner = tmp_path / "own", tmp_path / "root" / "job" / "step"
+    """The outer of two nested groups has the lower limit; its file cache can be reclaimed."""
+    membership, inner = tmp_path / "own", tmp_path / "root" / "job" / "step"
     inner.mkdir(parents=True)
-    own.write_text("0::/job/step\n")
-    assert cgroup_memory_left(tmp_path / "root", own) == float("inf")
+    membership.write_text("0::/job/step\n")
+    assert cgroup_memory_left(tmp_path / "root", membership) == float("inf")
     for folder, limit in ((inner, "max"), (inner.parent, "1000")):
         (folder / "memory.max").write_text(limit)
         (folder / "memory.current").write_text("700")
         (folder / "memory.stat").write_text("anon 400\ninactive_file 200\nactive_file 50\n")
-    assert cgroup_memory_left(tmp_path / "root", own) == 550
+    assert cgroup_memory_left(tmp_path / "root", membership) == 550
 
 
 def test_the_majority_is_right_about_versions() -> None:
@@ -156,7 +156,6 @@ def test_this_machine_has_facts(tmp_path) -> None:
 
 
 def test_drivers_that_disagree_are_named_with_their_nodes(tmp_path, monkeypatch) -> None:
-    """By what nvidia-smi says on each node."""
     program, seen = tmp_path / "nvidia-smi", []
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for driver, model in (("580.1", "H100"), ("580.1", "H100"), ("570.8", "H200")):
@@ -174,5 +173,5 @@ def test_a_run_folder_that_cannot_be_made_is_a_fact(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     facts = NodeProbe().gather(0, str(tmp_path / "file" / "run"))
     assert "cannot be written" in facts.error
-    found = dataclasses.replace(GOOD, number=0, error=facts.error)
-    assert node_faults([found], NodeRequirements()) == [f"{found.name}: {facts.error}"]
+    faulty = dataclasses.replace(GOOD, number=0, error=facts.error)
+    assert node_faults([faulty], NodeRequirements()) == [f"{faulty.name}: {facts.error}"]

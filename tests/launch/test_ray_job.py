@@ -21,7 +21,7 @@ TOKEN = token_environment("0123456789abcdef" * 4)
 
 @pytest.fixture
 def dashboard(tmp_path: Path) -> Iterator[str]:
-    """Address of a one-node cluster with two slots, as `ray start --head` makes it."""
+    """Return the address of a one-node cluster with two slots, as `ray start --head` starts it."""
     base = free_port_base()
     folder = tempfile.mkdtemp(prefix="rj-")  # sockets in it: their paths are limited
     options = {
@@ -44,8 +44,8 @@ def dashboard(tmp_path: Path) -> Iterator[str]:
 
 
 def job(dashboard: str, *words: str) -> subprocess.CompletedProcess[str]:
-    own = ["job", words[0], "--address", dashboard, *words[1:]]
-    return run_python(*RAY, *own, environment=TOKEN, seconds=400)
+    arguments = ["job", words[0], "--address", dashboard, *words[1:]]
+    return run_python(*RAY, *arguments, environment=TOKEN, seconds=400)
 
 
 def test_a_submitted_job_trains_and_leaves_the_cluster_up(dashboard: str, tmp_path: Path) -> None:

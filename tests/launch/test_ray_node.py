@@ -1,5 +1,4 @@
-"""Two Ray nodes on one machine: order by the launcher's numbers over three starts, and nothing left of
-them."""
+"""Two Ray nodes on one machine keep the launcher's order over three starts and leave nothing."""
 
 import os
 import resource
@@ -78,15 +77,14 @@ def test_a_port_that_is_held_is_named_with_its_holder_before_ray_starts() -> Non
         raise AssertionError("Ray started on a port that is held")
     text = str(caught.value)
     assert (
-        f"node 1 (10.0.0.1) cannot start Ray: port {held} (runtime-env-agent-port) is used by process {os.getpid()} ("
-        in text
+        f"node 1 (10.0.0.1) cannot start Ray: port {held} (runtime-env-agent-port) "
+        f"is used by process {os.getpid()} (" in text
     )
     assert "MRL_PORT_BASE" in text
 
 
 def test_a_node_of_many_cores_starts_no_worker_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray starts a worker for each CPU it is told of: 224 would take more than the ports that a node has for
-    them."""
+    """Ray starts a worker per CPU: 224 of them would need more ports than a node has."""
     monkeypatch.setattr(os, "cpu_count", lambda: 224)
     node = Node(number=0, address="10.0.0.1", head="10.0.0.1:12000", slots=8, gpus=8, token=TOKEN)
     words = dict(word.split("=", 1) for word in node.command(Path("/tmp/x")) if "=" in word)
@@ -121,8 +119,7 @@ def test_a_short_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.integration
 def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
-    """Node 1 may open fewer files than node 0: it alone is named. So are slow links, and nodes that never
-    came."""
+    """Preflight names node 1, which may open fewer files, slow links, and nodes that never joined."""
     base = str(free_port_base())
     head = head_address(own_address(), int(base))
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
@@ -136,11 +133,11 @@ def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
         started(["-c", FEW_FILES, *words, "1"], log=tmp_path / "1.log", environment=environment),
     ):
         program = ["-c", PREFLIGHT, head, str(write_run(tmp_path))]
-        asked = run_python(*program, environment=environment, seconds=300)
-    logs = asked.stderr[-3000:] + "".join(path.read_text() for path in tmp_path.glob("*.log"))
-    assert asked.returncode == 0, logs
-    told = [line.removeprefix("told: ") for line in asked.stdout.splitlines() if line.startswith("told: ")]
-    well, files, links, missing = told  # Ray prints to this stream too
+        done = run_python(*program, environment=environment, seconds=300)
+    logs = done.stderr[-3000:] + "".join(path.read_text() for path in tmp_path.glob("*.log"))
+    assert done.returncode == 0, logs
+    messages = [line.removeprefix("told: ") for line in done.stdout.splitlines() if line.startswith("told: ")]
+    well, files, links, missing = messages  # Ray prints to this stream too
     assert well == "no fault"
     assert files.startswith("preflight found 1 faults:   node 1 ("), files
     assert "limit of open files is 4.1e+03" in files
@@ -150,7 +147,7 @@ def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
 
 @pytest.fixture
 def half_of_the_files() -> Iterator[int]:
-    """The most files that this process may allow itself, when it allows itself half of them."""
+    """Halve this process's limit of open files; yield the highest limit that it may set."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(limits[1], MOST_OPEN_FILES) if limits[1] != resource.RLIM_INFINITY else MOST_OPEN_FILES
     resource.setrlimit(resource.RLIMIT_NOFILE, (most // 2, limits[1]))

@@ -1,4 +1,4 @@
-"""Engines that die while a stream runs: their requests go on elsewhere, another process comes in their place, the run ends well."""
+"""Engines that die during a stream: their requests move, a replacement starts, the run ends well."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def chain(task: Path, tmp_path: Path) -> Iterator[Chain]:
     made.remove()
 
 
-def finished(chain: Chain, steps: int, fault: str, *more: str) -> tuple[str, list[dict[str, Any]]]:
-    """Output and rows of a start that ends well in spite of the faults, with a clean audit and nothing left."""
-    output = chain.finish(f"loop.steps={steps}", *more, fault=fault)
+def finished(chain: Chain, steps: int, fault: str, *settings: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return output and rows of a start that ends well despite the faults, with a clean audit."""
+    output = chain.finish(f"loop.steps={steps}", *settings, fault=fault)
     rows = read(chain.run_folder / "metrics.jsonl")
     assert [row["step"] for row in rows if row["step"]] == list(range(1, steps + 1))
     measured = [row[name] for row in rows if (name := "policy/rollout_logprob_diff_max") in row]
@@ -76,16 +76,16 @@ def test_a_worker_of_an_engine_of_two_ends_the_whole_engine(chain: Chain) -> Non
 
 @pytest.mark.slow
 def test_a_stopped_engine_is_lost_at_its_deadline(chain: Chain) -> None:
-    more = (ONE, "rollout={tp: 1, max_replacements: 1, step_deadline_seconds: 20}")
-    output, rows = finished(chain, 3, "generate:engine-0:1:stop@0.01", *more)
+    settings = (ONE, "rollout={tp: 1, max_replacements: 1, step_deadline_seconds: 20}")
+    output, rows = finished(chain, 3, "generate:engine-0:1:stop@0.01", *settings)
     assert "engine 0 made no step within rollout.step_deadline_seconds = 20 s in phase" in output
     assert rows[-1]["rollout/engines_lost"] == 1
 
 
 @pytest.mark.slow
 def test_the_loss_after_the_last_that_is_replaced_ends_the_run(chain: Chain) -> None:
-    more = ("loop.steps=1000", ONE, "rollout={tp: 1, max_replacements: 1}")
-    with chain.start(*more, fault="generate:engine-0:3,update:engine-0:5") as command:
+    settings = ("loop.steps=1000", ONE, "rollout={tp: 1, max_replacements: 1}")
+    with chain.start(*settings, fault="generate:engine-0:3,update:engine-0:5") as command:
         assert command.wait(seconds=600) == 1
         assert "rollout.max_replacements = 1 engines were replaced before" in command.output
         chain.assert_nothing_left(command)

@@ -1,4 +1,4 @@
-"""What is refused of a layout on its nodes: engines that nodes share unequally, dp ranks without experts to share."""
+"""Layouts that are refused: engines that nodes share unequally, dp ranks without experts to share."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ MODELS = {
 
 
 def found(folder: Path, model: str, words: str, nodes: str, *, gpus: bool) -> list[str]:
-    """What is said of a run of the model on slots of these nodes, a digit each."""
+    """Return the messages about a run of the model on slots of these nodes, one digit per slot."""
     family, changes = MODELS[model]
     tiny_config(family, **changes).save_pretrained(folder)
     paths = [f"model.path={folder}", "data.train=t.jsonl", "model.max_length=16", "data.max_prompt_tokens=8"]
@@ -31,7 +31,6 @@ def found(folder: Path, model: str, words: str, nodes: str, *, gpus: bool) -> li
 PAIRS = "training.layout={dp: 4}; rollout.tp=2"
 OVER = "training.layout={dp: 4, ep: 1}; rollout={tp: 4, expert_parallel: true, max_response_tokens: 8}"
 POOL = f"training.layout={{dp: 2, ep: 1}}; launch.engine_slots=4; {OVER.split('; ')[1]}"
-"""Its slots follow the trainer's."""
 RANKS = "training.layout={dp: 4}; rollout={dp: 2, tp: 2, expert_parallel: true, max_response_tokens: 8}"
 THREE = "training.layout={dp: 6}; rollout={dp: 3, expert_parallel: true, max_response_tokens: 8}"
 MESSAGES = "training.layout={ep: 1, dp: 2}; rollout.tp=1; sync.transport=distributed"

@@ -1,4 +1,4 @@
-"""`mrl rewards try` and `mrl rewards check`: what a reward is worth, before a run."""
+"""`mrl rewards try` and `mrl rewards check`: the quality of a reward, before a run."""
 
 import json
 from pathlib import Path
@@ -24,12 +24,12 @@ def anywhere(request):
 """
 
 
-def asked(folder: Path, what: str, *words: str) -> list[str]:
-    """The command on four sums; settings and options follow."""
+def asked(folder: Path, action: str, *words: str) -> list[str]:
+    """Return the command's arguments on four sums, then settings and options."""
     rows = [{"prompt": f"{a} + 9 is?", "answer": str(a + 9)} for a in (3, 12, 41, 70)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     settings = [f"data.train={folder}/rows.jsonl", "data.validation=null", f"model.path={folder}/none"]
-    return ["rewards", what, QUICKSTART, *settings, *words]
+    return ["rewards", action, QUICKSTART, *settings, *words]
 
 
 def test_a_sound_reward_is_tried_without_a_remark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,16 +54,17 @@ def test_a_sound_reward_is_tried_without_a_remark(tmp_path: Path, capsys: pytest
                 'ERROR: "another row\'s" scores as high as the correct one in 4 of 4 rows',
             ],
         ),
-        ("anywhere", ["warning: 'all answers' scores as high as the correct one in 4 of 4 rows", "  0 errors"]),
+        ("anywhere",
+         ["warning: 'all answers' scores as high as the correct one in 4 of 4 rows", "  0 errors"]),
     ],
 )  # fmt: skip
 def test_a_careless_reward_is_found_out(function, remarks, tmp_path, capsys) -> None:
     (tmp_path / "own.py").write_text(CARELESS)
     code = main(asked(tmp_path, "try", "reward.kind=plugin", f"reward.path={tmp_path}/own.py:{function}"))
-    said = capsys.readouterr().out
-    assert code == ("ERROR" in said) == (function == "long_ones")
+    output = capsys.readouterr().out
+    assert code == ("ERROR" in output) == (function == "long_ones")
     for remark in remarks:
-        assert remark in said
+        assert remark in output
 
 
 WANTS_JSON = """
@@ -85,11 +86,9 @@ def test_right_responses_are_the_user_s_where_no_verifier_knows_them(where, tmp_
     (tmp_path / "own.py").write_text(WANTS_JSON)
     function = ["reward.kind=plugin", f"reward.path={tmp_path}/own.py:json_answer"]
     assert main(asked(tmp_path, "try", *function)) == 1
-    said = capsys.readouterr().out
-    assert "every response has the reward 0" in said
-    assert (
-        "rows' answers were tried as correct responses ('12' in the first row)" in said and "--right" in said
-    )
+    out = capsys.readouterr().out
+    assert "every response has the reward 0" in out
+    assert "rows' answers were tried as correct responses ('12' in the first row)" in out and "--right" in out
     words = asked(tmp_path, "try", *function)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     right = [json.dumps({"answer": row["answer"]}) for row in rows]
@@ -109,7 +108,7 @@ ADDS, SUBTRACTS = "def f(a, b):\n    return a + b\n", "def f(a, b):\n    return 
 
 
 @pytest.mark.parametrize(
-    ("columns", "said", "code"),
+    ("columns", "summary", "code"),
     [
         ([{"solutions": [SUBTRACTS, ADDS]}, {"solutions": json.dumps([ADDS])}, {"canonical_solution": ADDS},
           {"solutions": {"language": [2, 3], "solution": ["int main", ADDS]}}], "4 of 5 pass", 0),
@@ -117,22 +116,22 @@ ADDS, SUBTRACTS = "def f(a, b):\n    return a + b\n", "def f(a, b):\n    return 
     ],
 )  # fmt: skip
 def test_solutions_of_the_rows_are_run_and_counted(
-    columns: list[dict[str, Any]], said: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    columns: list[dict[str, Any]], summary: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task = json.dumps({"fn_name": "f", "inputs": [[1, 2]], "outputs": [3]})
     words = asked(tmp_path, "try", "reward={kind: code, parts: []}", "--rows", str(len(columns)))
-    rows = [{"prompt": f"add {n}", "answer": task} | more for n, more in enumerate(columns)]
+    rows = [{"prompt": f"add {n}", "answer": task} | fields for n, fields in enumerate(columns)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert main(words) == code
     out = capsys.readouterr().out
-    assert f"  solutions of the rows: {said}\n" in out
+    assert f"  solutions of the rows: {summary}\n" in out
     assert ("right  " in out) == (code == 0), "one that passes is the right response"
     kind = "ERROR: 1 of 1" if code else "warning: 1 of 5"
     assert f"  {kind} solutions of the rows do not pass, first in {tmp_path}/rows.jsonl:1: " in out
 
 
 @pytest.mark.parametrize(
-    ("columns", "found"),
+    ("columns", "texts"),
     [
         ({"canonical_solution": ADDS}, [ADDS]),
         ({"solutions": {"language": [2, 3], "solution": ["int main", ADDS]}}, [ADDS]),
@@ -141,8 +140,8 @@ def test_solutions_of_the_rows_are_run_and_counted(
         ({"solution": SUBTRACTS}, []),
     ],
 )
-def test_solutions_are_found_in_the_columns_of_data_sets(columns: dict[str, Any], found: list[str]) -> None:
-    assert solutions.solutions_of(Prompt(0, np.zeros(1, np.int32), "", None, metadata=columns)) == found
+def test_solutions_are_found_in_the_columns_of_data_sets(columns: dict[str, Any], texts: list[str]) -> None:
+    assert solutions.solutions_of(Prompt(0, np.zeros(1, np.int32), "", None, metadata=columns)) == texts
 
 
 def test_solutions_of_which_none_passes_are_an_error_unless_the_verifier_knows_better() -> None:
@@ -190,32 +189,32 @@ def test_a_function_that_raises_is_told_of_once_with_its_line(tmp_path, capsys) 
 
 
 def test_a_judge_is_checked_against_what_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The server of the tests takes the last number for the answer: one of these responses shows that it errs."""
+    """The tests' server takes the last number as the answer; one of these responses misleads it."""
     gold = tmp_path / "gold.jsonl"
-    told = [
+    labelled = [
         ("It is 12.", True),
         ("12", True),
         ("13", False),
         ("It is 14", False),
         ("13, or rather 12", False),
     ]
-    told.append(("12, as 3 + 9", True))
-    rows = [{"prompt": "3 + 9?", "answer": 12, "response": text, "right": right} for text, right in told]
+    labelled.append(("12, as 3 + 9", True))
+    rows = [{"prompt": "3 + 9?", "answer": 12, "response": text, "right": right} for text, right in labelled]
     rows[0]["tag"] = "easy"
     gold.write_text("\n".join(map(json.dumps, rows)))
-    more = tmp_path / "more.jsonl"
-    more.write_text(json.dumps({"id": "the answer", "text": "{wrong} {choice} 12"}))
+    attacks = tmp_path / "more.jsonl"
+    attacks.write_text(json.dumps({"id": "the answer", "text": "{wrong} {choice} 12"}))
     with judge_server() as (url, _, _):
         judge = ["reward.kind=llm", f"reward.path={url}", "reward.deadline_seconds=60"]
-        words = ["--gold", str(gold), "--attacks", str(more)]
+        words = ["--gold", str(gold), "--attacks", str(attacks)]
         assert main(asked(tmp_path, "check", *judge, *words)) == 0
-        said = capsys.readouterr().out
+        output = capsys.readouterr().out
         assert main(asked(tmp_path, "check", *judge, *words, "--min-agreement", "0.9")) == 1
-    assert "6 responses, 0 without a reward" in said
-    assert "accuracy 0.667 (4 of 6; 95 % 0.300 to 0.903)" in said
-    assert "incorrect accepted 0.333 (1 of 3;" in said and "correct rejected 0.333 (1 of 3;" in said
-    assert "accuracy, tag easy 1.000 (1 of 1;" in said
-    assert "attacks that succeed 0.037 (2 of 54;" in said and "    the answer: 2 of 2" in said
+    assert "6 responses, 0 without a reward" in output
+    assert "accuracy 0.667 (4 of 6; 95 % 0.300 to 0.903)" in output
+    assert "incorrect accepted 0.333 (1 of 3;" in output and "correct rejected 0.333 (1 of 3;" in output
+    assert "accuracy, tag easy 1.000 (1 of 1;" in output
+    assert "attacks that succeed 0.037 (2 of 54;" in output and "    the answer: 2 of 2" in output
 
 
 def test_rows_that_are_none_are_named_and_so_are_the_commands(tmp_path, capsys) -> None:

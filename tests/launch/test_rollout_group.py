@@ -1,4 +1,4 @@
-"""What is said of engines whose connections end, or never begin: the first cause, by name; what is given up where the run survives."""
+"""Errors of engines whose connections end or never begin: the first cause by name, and what is given up."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ OWN = ["loop.schedule=stream", "launch.engine_slots=2", "rollout.max_replacement
 
 
 class Generation:
-    """What generates, of which connections end."""
-
     num_started_over = 3
 
     def __init__(self) -> None:
@@ -38,7 +36,7 @@ class Generation:
         self.stalled: list[int] = []
         self.given_up: list[int] = []
         self.on_take: Callable[[], None] = lambda: None
-        """Called a moment before a death is known: a connection's end comes first."""
+        """Called just before a death is known, because the connection ends first."""
 
     def take_lost(self) -> dict[int, tuple[str, str]]:
         self.on_take()
@@ -53,8 +51,6 @@ class Generation:
 
 
 class AnyWhere(Placement):
-    """Slots without a cluster."""
-
     def strategies(self, ranks: Iterable[int]) -> list[Any]:
         return [None for _ in ranks]
 
@@ -64,7 +60,7 @@ Made = tuple[RolloutGroup, Generation, list[int]]
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Made]:
-    """Two slots of engines; the list is of those whose processes are known to be gone."""
+    """Return a factory of groups with two engine slots; the list contains processes known to be gone."""
     PretendedRay().install(monkeypatch)
     monkeypatch.setattr(actor_log, "redirect", lambda folder, name: None)
     monkeypatch.setattr(rollout_group, "GRACE_SECONDS", 0.2)
@@ -89,7 +85,7 @@ BROKEN = "the engine closed its connection"
 
 
 @pytest.mark.parametrize(
-    ("words", "lost", "gone", "error", "said"),
+    ("words", "lost", "gone", "error", "message"),
     [
         ((), {1: (BROKEN, "")}, [1], WorkerLost, "^engine 1 died$"),
         ((), {1: (BROKEN, "")}, [], WorkerLost, f"^engine 1 failed in phase start_up: {BROKEN}$"),
@@ -111,11 +107,11 @@ def test_the_first_cause_ends_the_run(
     lost: dict[int, tuple[str, str]],
     gone: list[int],
     error: type[Exception],
-    said: str,
+    message: str,
 ) -> None:
     group, generation, dead = make(*words)
     generation.lost, generation.on_take = lost, lambda: dead.extend(gone)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         group.watch()
 
 
@@ -138,9 +134,9 @@ def test_a_run_that_survives_takes_elsewhere_what_a_lost_or_late_engine_had(
 
 
 def test_an_engine_that_cannot_be_reached_is_lost() -> None:
-    """Nobody listens, or it ends before it has said anything: it has died since it was up."""
+    """An engine that does not listen, or ends before its first message, has died since its start."""
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as gone:
-        addresses = [each.getsockname()[:2] for each in (silent, gone)]
+        addresses = [server.getsockname()[:2] for server in (silent, gone)]
         gone.close()
         make = in_this_process(
             lambda thread: EnginePool(["a", "b"], secret=b"", run_seed=0, on_lost=thread.note_lost),

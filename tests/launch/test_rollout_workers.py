@@ -1,5 +1,4 @@
-"""Runs whose groups are made by rollout workers: the driver's own figures, two nodes, episodes, and workers
-that are killed."""
+"""Runs with rollout workers: equal metrics, two nodes, episodes, and workers that are killed."""
 
 from __future__ import annotations
 
@@ -23,24 +22,22 @@ WORKERS = ("rollout.workers=node",)
 TWO_NODES = {VARIABLE: "0,1"}
 
 
-def trained(task: Path, folder: Path, name: str, *more: str, **options: Any) -> list[dict[str, Any]]:
-    """The rows of a run of the command."""
-    run("train", *words(task, folder, name, *more), log=folder / f"{name}.log", seconds=500, **options)
+def trained(task: Path, folder: Path, name: str, *settings: str, **options: Any) -> list[dict[str, Any]]:
+    run("train", *words(task, folder, name, *settings), log=folder / f"{name}.log", seconds=500, **options)
     return [without_volatile(row) for row in read(folder / name / "metrics.jsonl")]
 
 
 def test_two_nodes_have_the_drivers_own_figures(task: Path, tmp_path: Path) -> None:
-    """Rows and samples to the last digit: a prompt's engine, its order and its seeds do not depend on who
-    asks."""
-    more = ("loop.deterministic=true", "loop.steps=3", "logging.samples_per_step=1000")
-    plain = trained(task, tmp_path, "plain", *more)
-    workers = trained(task, tmp_path, "workers", *more, *WORKERS, environment=TWO_NODES)
+    """A prompt's engine, order and seeds do not depend on the submitter, so all rows are equal."""
+    settings = ("loop.deterministic=true", "loop.steps=3", "logging.samples_per_step=1000")
+    plain = trained(task, tmp_path, "plain", *settings)
+    workers = trained(task, tmp_path, "workers", *settings, *WORKERS, environment=TWO_NODES)
     assert len(plain) == 4 and workers == plain
     texts = [(tmp_path / name / "samples.jsonl").read_text() for name in ("plain", "workers")]
     assert texts[0] == texts[1]
     logs = tmp_path / "workers/logs/latest"
-    said = [(logs / f"rollouts-{node}.log").read_text() for node in (0, 1)]
-    assert all("verdicts by kind: {'scored':" in text for text in said), "a worker had nothing to do"
+    worker_logs = [(logs / f"rollouts-{node}.log").read_text() for node in (0, 1)]
+    assert all("verdicts by kind: {'scored':" in text for text in worker_logs), "a worker had nothing to do"
 
 
 @pytest.fixture
@@ -66,7 +63,7 @@ def test_a_stream_survives_the_loss_of_a_worker(chain: Chain) -> None:
 
 
 def test_a_policy_survives_the_loss_of_its_only_worker_and_not_that_of_an_engine(chain: Chain) -> None:
-    """The engines share the trainer's slots; nothing was kept of what they had begun."""
+    """The engines share the trainer's slots; their unfinished responses are lost."""
     chain.ended("generate:rollouts-0:2,generate:engine-0:3")
     output = (chain.folder / "start-1.log").read_text()
     assert "rollout worker of node 0 died in phase generate: " in output, output
@@ -75,10 +72,10 @@ def test_a_policy_survives_the_loss_of_its_only_worker_and_not_that_of_an_engine
 
 
 def test_episodes_in_workers(acting: Path, tmp_path: Path) -> None:
-    more = (*WORKERS, "agent.max_environments=4", "loop.steps=2", "training.layout={ep: 1, dp: 2}")
+    settings = (*WORKERS, "agent.max_environments=4", "loop.steps=2", "training.layout={ep: 1, dp: 2}")
     run(
         "train",
-        *acting_runs.words(acting, tmp_path, "run", *more),
+        *acting_runs.words(acting, tmp_path, "run", *settings),
         log=tmp_path / "run.log",
         seconds=500,
         environment=TWO_NODES,

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.schedules`: the load is the same whoever schedules it, and the figures are of it."""
+"""`python -m benchmarks.schedules` gives every schedule the same load and measures that load."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_rewards_of_a_group_differ_whatever_was_said() -> None:
 
 def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:
     assert schedule_overrides("on_policy") == ["loop.schedule=on_policy"]
-    more = ["loop.schedule=stream", "stream.max_staleness=2", "stream.kv_cache=keep"]
-    assert schedule_overrides("stream:max_staleness=2:kv_cache=keep") == more
+    overrides = ["loop.schedule=stream", "stream.max_staleness=2", "stream.kv_cache=keep"]
+    assert schedule_overrides("stream:max_staleness=2:kv_cache=keep") == overrides
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--schedules", "on_policy,streams"], "loop.schedule"),
         (["--schedules", "stream:max_staleness=-1"], "stream.max_staleness"),
@@ -65,8 +65,8 @@ def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:
         ),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_measured_is_refused_before_anything_starts(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         main([str(ROOT / "configs/quickstart.yaml"), *words])
 
 
@@ -82,9 +82,9 @@ def test_the_table_has_a_line_for_each_schedule() -> None:
 @pytest.mark.integration
 @pytest.mark.timeout(600)
 def test_both_schedules_train_the_same_tokens(task: Path, tmp_path: Path) -> None:
-    more = ("rollout.max_response_tokens=8", "--steps", "4", "--warm-up", "1", "--json")
-    own = words(task, tmp_path, "bench", *more)
-    done = run_python("-m", "benchmarks.schedules", *own, seconds=500)
+    options = ("rollout.max_response_tokens=8", "--steps", "4", "--warm-up", "1", "--json")
+    arguments = words(task, tmp_path, "bench", *options)
+    done = run_python("-m", "benchmarks.schedules", *arguments, seconds=500)
     assert done.returncode == 0, done.stderr[-3000:]
     text = done.stdout
     figures = json.loads(text[text.index("{") :])

@@ -1,4 +1,4 @@
-"""What a run is on fewer slots than it was written for."""
+"""A run on fewer slots than it was written for."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_a_run_that_went_on_smaller_reads_the_same_entries() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "said"),
+    ("entries", "message"),
     [
         ("[[training.layout.dq=2]]", r"launch.elastic.0 \(training.layout.dq=2\): .*did you mean 'dp'"),
         (
@@ -52,8 +52,8 @@ def test_a_run_that_went_on_smaller_reads_the_same_entries() -> None:
         ("[[training.layout.dp=3]]", "launch.elastic.0"),  # ep 2 does not divide it
     ],
 )
-def test_an_entry_that_cannot_be_is_refused_by_its_number(entries: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_entry_that_cannot_be_is_refused_by_its_number(entries: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         list(smaller(config(f"launch.elastic={entries}")))
 
 
@@ -71,9 +71,9 @@ def test_the_checks_of_a_start_look_at_every_entry(tiny_model: Path) -> None:
 def test_the_batch_script_is_told_the_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(ROOT / "configs/quickstart.yaml")
     assert main([path, FOUR, "rollout.tp=1", ELASTIC, "launch.slots_per_node=1", "--nodes", "1"]) == 0
-    told = capsys.readouterr()
-    assert told.out.split() == ["training.layout.dp=1", "training.layout.ep=1"]
-    assert "1 of 4 slots available" in told.err
+    captured = capsys.readouterr()
+    assert captured.out.split() == ["training.layout.dp=1", "training.layout.ep=1"]
+    assert "1 of 4 slots available" in captured.err
     assert main([path, FOUR, "rollout.tp=1", "--nodes", "1"]) == 0
     assert capsys.readouterr().out == ""
     assert main([path, "launch.elastik=3", "--nodes", "1"]) == 2

@@ -1,4 +1,4 @@
-"""The batch file under a real two-node Slurm on this machine: it trains, it requeues on USR1 and resumes."""
+"""The batch file under a real two-node Slurm: it trains, requeues on USR1 and resumes."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
 
 
 def submit(slurm: LocalSlurm, folder: Path, config: Path, *words: str, nodes: str = "2") -> str:
-    """Job number of the batch file, over both nodes or as many as `nodes` says."""
+    """Submit the batch file to `nodes` nodes and return the job number."""
     settings = {
         "MRL_HOME": str(ROOT),
         "MRL_PORT_BASE": str(free_port_base()),
@@ -50,7 +50,7 @@ def output(folder: Path, number: str) -> str:
 
 
 def start_again(slurm: LocalSlurm, number: str) -> None:
-    """Cuts Slurm's wait of two minutes before a requeued job starts to 15 s (at once, its old credential would be revoked)."""
+    """Shorten Slurm's two-minute wait before a requeue to 15 s; 0 s would revoke the credential."""
 
     def accepted() -> bool:
         if slurm.job(number)["JobState"] != "PENDING":
@@ -64,15 +64,15 @@ def start_again(slurm: LocalSlurm, number: str) -> None:
 
 
 def ray_processes(slurm: LocalSlurm, number: str) -> list[str]:
-    """Command lines of Ray's processes that a job left on this machine; another Slurm's jobs have the same numbers."""
-    found, own = [], slurm.environment["SLURM_CONF"]
+    """Return command lines of Ray processes that a job of this Slurm left on this machine."""
+    left, conf = [], slurm.environment["SLURM_CONF"]
     for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.Error):
             words = " ".join(process.info["cmdline"] or [])
             environment = process.environ() if "ray" in words else {}
-            if environment.get("SLURM_JOB_ID") == number and environment.get("SLURM_CONF", own) == own:
-                found.append(words[:200])
-    return found
+            if environment.get("SLURM_JOB_ID") == number and environment.get("SLURM_CONF", conf) == conf:
+                left.append(words[:200])
+    return left
 
 
 def wait_for_end(slurm: LocalSlurm, folder: Path, number: str) -> dict[str, str]:
@@ -88,7 +88,7 @@ POOLS = (
     "training.layout={ep: 1, dp: 1}", "launch.engine_slots=1", "loop.max_rollout_mismatch=1e-4",
     f"reward={{kind: plugin, style: verl, path: {Path(__file__).parent}/rewards.py:even_digits}}",
 )  # fmt: skip
-"""The trainer on one node, the engine on the other; and a reward that differs, because a run without one ends with code 4."""
+"""Trainer on one node, engine on the other; rewards vary, because a run without variation exits with 4."""
 
 
 @pytest.mark.long
@@ -111,7 +111,7 @@ def test_a_warned_job_on_two_nodes_saves_requeues_resumes_and_completes(slurm, t
 
 
 def warned(slurm: LocalSlurm, folder: Path, number: str) -> int:
-    """Warns a job after its first step, and has the requeued one start soon; the steps that were done."""
+    """Warn a job after its first step, restart it soon, and return the last step done."""
     slurm.wait_until(lambda: steps_done(folder) != [], SECONDS, "the first step")
     slurm.run("scancel", "--batch", "--signal=USR1", number)
     slurm.wait_until(lambda: slurm.job(number)["Restarts"] == "1", SECONDS, "the requeue")
@@ -122,8 +122,7 @@ def warned(slurm: LocalSlurm, folder: Path, number: str) -> int:
 
 @pytest.mark.slow
 def test_a_job_whose_node_has_died_goes_on_with_the_other(slurm: LocalSlurm, tmp_path: Path) -> None:
-    """The controller is told that the node is down, as after SlurmdTimeout, and requeues the job by itself; drained too, the
-    node does not come back when its daemon is heard again."""
+    """Mark the node as down, as after SlurmdTimeout: the job is requeued. Draining keeps the node out."""
     elastic = "launch.elastic=[[training.layout.dp=1,training.layout.ep=1]]"
     words = ("loop.steps=400", "loop.checkpoint.every_steps=1", elastic)
     number = submit(slurm, tmp_path, write_run(tmp_path), *words, nodes="1-2")
@@ -158,7 +157,6 @@ def test_a_bad_configuration_is_not_queued_again(slurm: LocalSlurm, tmp_path: Pa
 
 
 def test_the_batch_file_is_clean() -> None:
-    """bash reads it and shellcheck has nothing to say."""
     scripts = sorted(map(str, (ROOT / "slurm").glob("*.sh")))
     assert scripts
     for command in (["bash", "-n"], ["shellcheck"]):

@@ -1,4 +1,4 @@
-"""A run under faults ends as one that is left alone (benchmarks/soak): which faults come, what its report refuses, and three faults for real."""
+"""A run under faults ends like an undisturbed one (benchmarks/soak): plan, report, and three real faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.support.runs import run_python
 
 
 def default(seed: int) -> list[Fault]:
-    """A plan of the default length."""
     return draw(seed, steps=5000, number=len(DECK), save_every=50)
 
 
@@ -84,9 +83,9 @@ def written(
 
 
 def test_a_report_tells_how_long_each_fault_took_and_what_it_cost(tmp_path: Path) -> None:
-    found = written(tmp_path, EVENTS, [KILLED], [])
-    (outcome,) = found.outcomes
-    assert found.holds and outcome.ended and outcome.named
+    report = written(tmp_path, EVENTS, [KILLED], [])
+    (outcome,) = report.outcomes
+    assert report.holds and outcome.ended and outcome.named
     assert (outcome.said_after, outcome.back_after, outcome.lost) == (2.0, 11.0, 2)
 
 
@@ -105,12 +104,11 @@ def changed(place: int, **values: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_a_report_says_what_is_not_as_it_has_to_be(events, plan, differences, fault, tmp_path) -> None:
-    found = written(tmp_path, events, plan, differences)
-    assert len(found.faults) == 1 and fault in found.faults[0]
+    report = written(tmp_path, events, plan, differences)
+    assert len(report.faults) == 1 and fault in report.faults[0]
 
 
 def soak(out: Path, *words: str, seconds: float) -> dict[str, Any]:
-    """The report of a soak that holds."""
     done = run_python("-m", "benchmarks.soak", "--out", str(out), *words, seconds=seconds)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return json.loads((out / "report.json").read_text())
@@ -121,8 +119,8 @@ def soak(out: Path, *words: str, seconds: float) -> dict[str, Any]:
 def test_a_kill_a_pause_and_a_full_disk_change_no_bit(tmp_path: Path) -> None:
     deck = ("train-1:kill", "engine-0:pause", "disk:full")
     words = ("--steps", "40", "--save-every", "4", "--disk-megabytes", "64", "--no-link", "--deck", *deck)
-    told = soak(tmp_path, *words, seconds=500)
-    outcomes = {each["fault"].split(" in ")[0]: each for each in told["outcomes"]}
+    report = soak(tmp_path, *words, seconds=500)
+    outcomes = {outcome["fault"].split(" in ")[0]: outcome for outcome in report["outcomes"]}
     assert [outcomes[name]["ended"] for name in ("train-1 kill", "engine-0 pause", "disk full")] == [
         True,
         False,
@@ -137,7 +135,7 @@ def test_a_kill_a_pause_and_a_full_disk_change_no_bit(tmp_path: Path) -> None:
 @pytest.mark.integration
 @pytest.mark.timeout(1800)
 def test_deaths_of_rays_processes_pauses_and_a_clock_that_jumps_change_no_bit(tmp_path: Path) -> None:
-    """The faults of the deck that no other test has. `python -m benchmarks.soak`, for hours, has all of them over 5,000 steps."""
+    """Faults that no other test has. `python -m benchmarks.soak` runs all of them over 5,000 steps."""
     deck = [f"{target}:kill" for target in ("watcher", "raylet", "gcs", "agent")]
     deck += [f"{target}:pause" for target in ("driver", "reward", "raylet")]
     deck += ["driver:term", f"{CLOCK}:3600", f"{CLOCK}:-86400"]

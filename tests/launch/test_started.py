@@ -1,4 +1,4 @@
-"""What is started again in its folder goes on with the same model, rows and seed, or is refused before anything is started."""
+"""A restart resumes with the same model, rows and seed, or is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ DAYS = (datetime.date(2025, 1, 31), datetime.date(2026, 2, 1))
 
 
 def config_of(folder: Path, *words: str) -> Config:
-    """A run `run` in the folder, of the model in `model`, to step 3."""
-    own = [f"run={{name: run, folder: {folder}}}", f"model.path={folder}/model", "loop.steps=3"]
-    own += ["training.layout={dp: 1, ep: 1}", f"data.train={folder}/train.jsonl", "data.validation=null"]
-    return load([ROOT / "configs/quickstart.yaml"], [*own, *words])
+    """Return the configuration of a run `run` of three steps in the folder, with the model in `model`."""
+    settings = [f"run={{name: run, folder: {folder}}}", f"model.path={folder}/model", "loop.steps=3"]
+    settings += ["training.layout={dp: 1, ep: 1}", f"data.train={folder}/train.jsonl", "data.validation=null"]
+    return load([ROOT / "configs/quickstart.yaml"], [*settings, *words])
 
 
 def save(config: Config, *, step: int, stream: dict[str, Any] | None = None) -> Path:
-    """A checkpoint as ranks write it, as far as anybody looks before ranks are there."""
+    """Write a checkpoint as ranks do, as far as checks before the start of ranks read it."""
     path = Path(config.run_folder) / "checkpoints" / checkpoints.name_of(step)
     path.mkdir(parents=True)
     state = {
@@ -68,7 +68,6 @@ def golden_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(golden_model: Path, tmp_path: Path) -> Config:
-    """A run that has a checkpoint of step 1."""
     shutil.copytree(golden_model, tmp_path / "model")
     config = config_of(tmp_path)
     save(config, step=1)
@@ -84,7 +83,6 @@ def of_another_seed(model: Path) -> Path:
 
 
 def with_one_bit_flipped(model: Path) -> Path:
-    """In place, with the size that it had."""
     path = model / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
@@ -94,7 +92,7 @@ def with_one_bit_flipped(model: Path) -> Path:
 
 
 def with_another_config(model: Path) -> Path:
-    """The same weights, which mean something else."""
+    """Change the config only, which changes the meaning of the weights."""
     other = moved(model)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
@@ -146,7 +144,7 @@ def test_another_type_or_adapters_in_place_of_weights_are_refused(run: Config, t
 
 
 def test_a_refused_start_leaves_the_run_s_configuration_as_it_was(run: Config, tmp_path: Path) -> None:
-    """An export and a report read it. Told without Ray and without workers, to which no address leads."""
+    """Export and report read it. The refusal needs neither Ray nor workers; no address leads there."""
     make_tokenizer().save_pretrained(str(tmp_path / "model"))
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     (tmp_path / "run/config.yaml").write_text("model: {path: what it was}\n")
@@ -175,9 +173,6 @@ def test_a_run_that_is_done_says_so_and_starts_nothing(run, tmp_path, capsys) ->
     assert not earlier_start.is_done(run), "a damaged checkpoint is taken for the end"
 
 
-# -- rows --------------------------------------------------------------------------------------------------------
-
-
 def dataset(
     folder: Path, train: str, *words: str, date: datetime.date = DAYS[0], template: str = DATED
 ) -> Dataset:
@@ -201,7 +196,7 @@ def rows_in(path: Path, *, last: str = "2", tools: bool = False) -> str:
 
 
 def test_the_day_and_the_path_are_no_part_of_what_rows_are(tmp_path: Path) -> None:
-    """A template that writes today's date, on two days; the same bytes elsewhere, and by another spelling of their path."""
+    """A template with today's date on two days, and equal bytes under another path or spelling."""
     train = rows_in(tmp_path / "train.jsonl")
     first = dataset(tmp_path, train)
     state, ids = first.stream(7).state(), [prompt_id(row) for row in first.train[0].rows]
@@ -219,17 +214,15 @@ def test_the_day_and_the_path_are_no_part_of_what_rows_are(tmp_path: Path) -> No
 def test_other_rows_are_refused(change: str, tmp_path: Path) -> None:
     state = dataset(tmp_path, rows_in(tmp_path / "train.jsonl")).stream(7).state()
     words = {"arguments": ["data.chat_template_kwargs={m: 1}"], "order": ["data.shuffle=false"]}
-    train = rows_in(
-        tmp_path / "train.jsonl", last="3" if change == "answer" else "2", tools=change == "tools"
-    )
+    rows = rows_in(tmp_path / "train.jsonl", last="3" if change == "answer" else "2", tools=change == "tools")
     template = DATED + "{{ 1 }}" if change == "template" else DATED
-    other = dataset(tmp_path, train, *words.get(change, []), template=template)
+    other = dataset(tmp_path, rows, *words.get(change, []), template=template)
     with pytest.raises(DataError, match="resume with the same data, mix, tokenizer and seed"):
         other.stream(8 if change == "seed" else 7).require(state)
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    """In-flight tokens would be other texts."""
+    """With another vocabulary in-flight tokens would be other texts."""
     first = dataset(tmp_path, rows_in(tmp_path / "train.jsonl"))
     other = dataclasses.replace(first, vocabulary="another")
     with pytest.raises(DataError, match="resume with the same data, mix, tokenizer and seed"):
@@ -248,8 +241,8 @@ def test_the_date_of_a_run_is_that_of_its_first_start(run: Config, tmp_path: Pat
     ):
         (tmp_path / "run/config.yaml").write_text(text)
         assert earlier_start.dated_as_begun(run, tmp_path / "run").model.chat_template_date == expected, text
-    own = config_of(tmp_path, "model.chat_template_date=2021-01-01")
-    assert earlier_start.dated_as_begun(own, tmp_path / "run").model.chat_template_date == datetime.date(
+    dated = config_of(tmp_path, "model.chat_template_date=2021-01-01")
+    assert earlier_start.dated_as_begun(dated, tmp_path / "run").model.chat_template_date == datetime.date(
         2021, 1, 1
     )
-    assert load([yaml.safe_load(dump(own))]) == own
+    assert load([yaml.safe_load(dump(dated))]) == dated

@@ -1,4 +1,4 @@
-"""Requests to leave, at whatever moment they come."""
+"""Stop requests at any moment."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from tests.support.runs import run_python
 
 
 def test_a_request_before_the_first_step_that_other_code_swallows_is_not_lost() -> None:
-    """As a destructor or a callback does with an exception: it is raised again before the first step."""
+    """A destructor or callback may swallow the exception; it is raised again before the first step."""
     with StopSignals() as signals:
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -32,8 +32,7 @@ def test_a_request_before_the_first_step_that_other_code_swallows_is_not_lost() 
     [(3600.0, signal.SIGTERM, False), (0.0, signal.SIGTERM, True), (3600.0, signal.SIGINT, True)],
 )
 def test_a_signal_that_comes_twice_at_once_is_one_request(apart, second, leaves, monkeypatch) -> None:
-    """`timeout 60 mrl tune ...` sends it to the command and to its group; twice by a person, or another one,
-    is another thing."""
+    """`timeout 60 mrl tune ...` signals the command and its group; a later or other signal is a new one."""
     monkeypatch.setattr(stopping, "ONE_REQUEST_SECONDS", apart)
     with StopSignals() as signals:
         signals.begin_steps()
@@ -46,19 +45,19 @@ def test_a_signal_that_comes_twice_at_once_is_one_request(apart, second, leaves,
 
 
 def test_a_reason_in_words_is_no_failure_and_needs_no_main_thread() -> None:
-    told: list[tuple[str | None, int]] = []
+    results: list[tuple[str | None, int]] = []
 
     def asked() -> None:
         with StopSignals() as signals:
             signals.begin_steps()
             signals.request_stop("enough")
             signals.request_stop("too late")
-            told.append((signals.reason(), signals.exit_code))
+            results.append((signals.reason(), signals.exit_code))
 
     handler, thread = signal.getsignal(signal.SIGTERM), threading.Thread(target=asked)
     thread.start()
     thread.join()
-    assert told == [("enough", 0)] and signal.getsignal(signal.SIGTERM) is handler
+    assert results == [("enough", 0)] and signal.getsignal(signal.SIGTERM) is handler
 
 
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""The stream schedule on real engines: on-policy without age, to the bit; ahead by two versions, killed and resumed; on slots of its own."""
+"""The stream schedule on real engines: bit-exact at staleness 0, two versions ahead, killed, own slots."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 GAE = ("algorithm.estimator={name: gae}", "algorithm.minibatches=2", "critic={warmup_steps: 2}")
 
 
-def trained(task: Path, folder: Path, name: str, *more: str) -> list[dict[str, Any]]:
-    """The rows of a run of the command."""
-    run("train", *words(task, folder, name, *more), log=folder / f"{name}.log", seconds=500)
+def trained(task: Path, folder: Path, name: str, *settings: str) -> list[dict[str, Any]]:
+    run("train", *words(task, folder, name, *settings), log=folder / f"{name}.log", seconds=500)
     return read(folder / name / "metrics.jsonl")
 
 
 @pytest.mark.slow
 def test_without_age_twenty_steps_are_on_policy_to_the_bit(task: Path, tmp_path: Path) -> None:
-    """Rows, samples and the exported weights of policy and critic. The short form, without a critic, is in test_train.py."""
+    """Compare rows, samples and exported policy and critic; test_train.py has a shorter form."""
     exact = ("loop.deterministic=true", "loop.steps=20", "loop.checkpoint={every_steps: 20}")
     exact += ("export={every_steps: 20, keep: 1}", *GAE)
     plain = trained(task, tmp_path, "plain", *exact)
@@ -67,9 +66,9 @@ SPLITS = {
 
 
 LONG = ("model.max_length=32", "rollout={max_response_tokens: 24, max_num_seqs: 4}")
-"""Responses that a sync interrupts."""
+"""Settings of responses that a sync interrupts."""
 BUSY = ("loop={prompts_per_step: 16, samples_per_prompt: 8}", "rollout.max_num_seqs=16")
-"""An engine has ten times the work of an update, so that it is busy when a sync comes, however the machine shares out its processors."""
+"""Settings that keep an engine busy when a sync comes: it has ten times the work of an update."""
 STREAM_OF_SIX = (
     "loop.schedule=stream",
     "stream.max_staleness=2",
@@ -86,10 +85,10 @@ def samples_of(run_folder: Path, *, after: int) -> list[dict[str, Any]]:
 
 
 def test_kept_responses_are_trained_on(task: Path, tmp_path: Path) -> None:
-    """Paused in every sync and continued after it, over the cache as it is: several versions in one sample, none computed again."""
-    more = ("stream={max_staleness: 2, kv_cache: keep}", "loop.schedule=stream", "loop.steps=4", *LONG, *BUSY)
-    more += ("logging.samples_per_step=1000",)
-    rows = trained(task, tmp_path, "run", *more, *SPLITS["own"], "loop.max_rollout_mismatch=null")[1:]
+    """Responses continue after each sync on the kept cache, over several versions, without prefill."""
+    args = ("stream={max_staleness: 2, kv_cache: keep}", "loop.schedule=stream", "loop.steps=4", *LONG, *BUSY)
+    args += ("logging.samples_per_step=1000",)
+    rows = trained(task, tmp_path, "run", *args, *SPLITS["own"], "loop.max_rollout_mismatch=null")[1:]
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and all(row["optim/grad_norm"] > 0 for row in rows)
     assert sum(row["stream/interrupted"] for row in rows) > 0 and not any(
         row["stream/reprefill_tokens"] for row in rows
@@ -101,8 +100,7 @@ def test_kept_responses_are_trained_on(task: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("split", ["shared", pytest.param("own", marks=pytest.mark.slow)])
 def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, tmp_path: Path) -> None:
-    """Responses that were begun in the checkpoint before the death begin with the tokens there. Whether any was is a matter of time:
-    engines may be done with all that was admitted, so there are three runs at most; with slots of their own they often are."""
+    """Responses in the last checkpoint keep their first tokens. Up to three runs, as there may be none."""
     for attempt in range(3 if split == "shared" else 1):
         gone_on = killed_and_resumed(task, tmp_path / str(attempt), *SPLITS[split])
         if gone_on:
@@ -114,42 +112,42 @@ def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, 
 
 
 def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[str, dict[str, Any]]]:
-    """What a checkpoint had of responses, and their lines in samples.jsonl once the run had gone on. The driver dies in the third sync.
+    """Kill the driver in its third sync and resume; return (checkpointed text, line in samples.jsonl).
 
-    Tokens of today's version agree with the trainer's to 1e-4 (loop.max_rollout_mismatch ends the run else)."""
-    more = (*STREAM_OF_SIX, *settings)
+    loop.max_rollout_mismatch checks that tokens of the current version agree with the trainer's to 1e-4."""
+    all_settings = (*STREAM_OF_SIX, *settings)
     folder.mkdir()
     with Command(
         "train",
-        *words(task, folder, "run", *more),
+        *words(task, folder, "run", *all_settings),
         log=folder / "killed.log",
         environment={"MRL_FAULT": "sync:driver:3"},
     ) as killed:
         assert killed.wait(seconds=400) == -signal.SIGKILL, killed.output[-3000:]
         killed.assert_nothing_left()
     begun = begun_in(folder / "run/checkpoints/step-000003", task)
-    rows = trained(task, folder, "run", *more)
+    rows = trained(task, folder, "run", *all_settings)
     assert "resuming at step 4" in (folder / "run.log").read_text()
     assert [row["step"] for row in rows] == list(range(7))
     assert max(row["policy/staleness_max"] for row in rows[1:]) in (1.0, 2.0), "nothing ran ahead, or too far"
     assert all(row["optim/grad_norm"] > 0 for row in rows[1:])
     assert all(row["buffer/bytes"] > 0 for row in rows[1:])
-    found = audit(folder / "run")
-    assert found.passes and found.attempts == 2, audit_text(found)
+    report = audit(folder / "run")
+    assert report.passes and report.attempts == 2, audit_text(report)
     later = {line["sample_id"]: line for line in samples_of(folder / "run", after=3)}
     return [(text, later[name]) for name, text in begun.items() if name in later]
 
 
 @pytest.mark.slow
 def test_a_stream_takes_the_routes_of_its_engines(task: Path, tmp_path: Path) -> None:
-    """Tokens of responses that today's version began agree with the trainer's to 1e-5, without a near-tie left out; a run that
-    resumes asks again what had routes. Steps are small, so that the trainer would still choose what an older version chose. The short form is
-    in test_live_hybrid.py."""
-    more = ("loop.schedule=stream", "stream.max_staleness=2", "routing.replay=engine")
-    more += ("loop.checkpoint={every_steps: 4}", "loop.max_rollout_mismatch=1e-5", *LONG, *BUSY)
-    more += ("training.optimizer={lr: 1e-4}", *SPLITS["own"])
-    rows = trained(task, tmp_path, "run", *more, "loop.steps=4")[1:]
-    rows += trained(task, tmp_path, "run", *more, "loop.steps=6")[5:]
+    """Tokens of the current version agree to 1e-5 without skipped near-ties, also after a resume.
+
+    Small steps keep an older version's choices valid. The short form is in test_live_hybrid.py."""
+    settings = ("loop.schedule=stream", "stream.max_staleness=2", "routing.replay=engine")
+    settings += ("loop.checkpoint={every_steps: 4}", "loop.max_rollout_mismatch=1e-5", *LONG, *BUSY)
+    settings += ("training.optimizer={lr: 1e-4}", *SPLITS["own"])
+    rows = trained(task, tmp_path, "run", *settings, "loop.steps=4")[1:]
+    rows += trained(task, tmp_path, "run", *settings, "loop.steps=6")[5:]
     assert [row["step"] for row in rows] == list(range(1, 7))
     assert sum(row["stream/interrupted"] for row in rows) > 0, "no response has several segments"
     assert max(row["policy/staleness_max"] for row in rows) in (1.0, 2.0)
@@ -159,7 +157,7 @@ def test_a_stream_takes_the_routes_of_its_engines(task: Path, tmp_path: Path) ->
 
 
 def begun_in(checkpoint: Path, task: Path) -> dict[str, str]:
-    """What a checkpoint has of responses that were begun, as text by sample."""
+    """Return sample -> text of the responses in a checkpoint."""
     from transformers import AutoTokenizer
 
     supply = read_extra(checkpoint)["user"]["supply"]

@@ -1,4 +1,4 @@
-"""A teacher that cannot teach the policy, or has nobody to teach, is refused in one sentence before anything starts."""
+"""A teacher that cannot teach the policy, or has no domain, is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def teacher(task: Path, tmp_path: Path) -> Path:
 
 def config(task: Path, *teachers: Path) -> Config:
     named = {f"domain{number}": str(folder) for number, folder in enumerate(teachers)}
-    more = f"algorithm.distillation.teachers={json.dumps(named)}"
-    return load(*split_arguments(words(task, Path("runs"), "run", more)))
+    setting = f"algorithm.distillation.teachers={json.dumps(named)}"
+    return load(*split_arguments(words(task, Path("runs"), "run", setting)))
 
 
 def rewrite(folder: Path, **changes: Any) -> None:

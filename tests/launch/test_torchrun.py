@@ -1,4 +1,4 @@
-"""`torchrun -m mrl.launch.torchrun` with two agents on this machine: one cluster of two nodes, two steps, one exit code."""
+"""`torchrun -m mrl.launch.torchrun` with two agents: one two-node cluster, two steps, one exit code."""
 
 import contextlib
 import time
@@ -56,11 +56,11 @@ def test_two_agents_train_two_steps(tmp_path: Path) -> None:
 
 
 def test_all_agents_leave_with_a_failure(tmp_path: Path) -> None:
-    """A driver that refuses its data ends both agents; the message is node 0's."""
+    """A driver that refuses its data ends both agents; node 0 prints the message."""
     config = write_run(tmp_path)
-    more = ("data.max_prompt_tokens=1", "data.overlong=refuse")
+    settings = ("data.max_prompt_tokens=1", "data.overlong=refuse")
     with contextlib.ExitStack() as stack:
-        codes = wait_for(agents(stack, tmp_path, str(config), *more), SECONDS)
+        codes = wait_for(agents(stack, tmp_path, str(config), *settings), SECONDS)
     assert all(code != 0 for code in codes), text(tmp_path)
     assert "mrl: " in text(tmp_path)
     assert "max_prompt_tokens" in text(tmp_path)

@@ -1,4 +1,4 @@
-"""`mrl train` as users run it: twice alike, resumed, interrupted; on real engines in processes of their own."""
+"""`mrl train` as users run it: repeated, resumed, interrupted; real engines in separate processes."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ EXACT = ("loop.deterministic=true", "loop.checkpoint={every_steps: 2}")
 
 @pytest.fixture(scope="session")
 def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the session's run of four steps, without fork servers, as users have it."""
-    more = ("loop.steps=4", "export={every_steps: 2, keep: 1}", "launch.profile={steps: [2]}")
+    """Return the folder of the session's four-step run, made without fork servers, as users run it."""
+    settings = ("loop.steps=4", "export={every_steps: 2, keep: 1}", "launch.profile={steps: [2]}")
 
     def make(folder: Path) -> None:
-        run("train", *words(task, folder, "whole", *EXACT, *more), log=folder / "log", alone=True)
+        run("train", *words(task, folder, "whole", *EXACT, *settings), log=folder / "log", alone=True)
 
     return once(tmp_path_factory, "whole", make) / "whole"
 
 
 FULL_AT_BYTES = 3000
-"""No file of a rank may grow beyond: every tensor file of a save fails to be written, on this rank alone."""
+"""Size limit of one rank's files, so that each of its tensor files fails to be written."""
 OURS = ("data: ", "starting ", "all workers up", "step ", "waiting for ")
 
 
 def test_every_line_on_the_screen_of_a_run_is_ours(whole: Path) -> None:
-    """Megatron, Ray, torch and vLLM have their say in the logs."""
+    """Megatron, Ray, torch and vLLM write to the logs only."""
     screen = (whole.parent / "log").read_text().splitlines()
     assert screen.pop() == f"{whole}: done after step 4"
     assert [line for line in screen if not line.startswith(OURS)] == []
@@ -59,22 +59,20 @@ def rows(folder: Path) -> list[dict[str, object]]:
 
 
 def moved_otherwise(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Without what a weight sync says of its way."""
     return [{name: value for name, value in row.items() if not name.startswith("sync/")} for row in rows]
 
 
 def test_a_stream_without_age_is_the_run_to_the_last_bit_and_so_is_a_resumed_one(
     whole: Path, task: Path, tmp_path: Path
 ) -> None:
-    """Where the trainer's memory rests changes nothing, nor on whose slots the engines are. The resumed run goes on
-    from the other's checkpoint of step 2."""
+    """Neither off-load nor the engines' slots change results. One run resumes the other's step 2."""
     rests = "training.optimizer.offload_fraction="
     stream = ("training.offload=always", f"{rests}0.5", "loop.schedule=stream", "stream.max_staleness=0")
     shutil.copytree(whole, tmp_path / "resumed", symlinks=True)
     shutil.rmtree(tmp_path / "resumed/checkpoints/step-000004")
     for name, where in (("stream", stream), ("resumed", ("launch.engine_slots=2", f"{rests}1"))):
-        more = (*EXACT, "loop.steps=4", *where)
-        run("train", *words(task, tmp_path, name, *more), log=tmp_path / f"{name}.log")
+        settings = (*EXACT, "loop.steps=4", *where)
+        run("train", *words(task, tmp_path, name, *settings), log=tmp_path / f"{name}.log")
     assert [r["step"] for r in rows(whole)] == [0, 1, 2, 3, 4]
     trained = rows(whole)[1:]
     assert all(r["optim/grad_norm"] > 0 and r["reward/max"] > r["reward/min"] for r in trained), (
@@ -94,9 +92,9 @@ def test_a_stream_without_age_is_the_run_to_the_last_bit_and_so_is_a_resumed_one
 
 def test_some_samples_tell_their_tokens_one_by_one(whole: Path) -> None:
     lines = [json.loads(line) for line in (whole / "samples.jsonl").read_text().splitlines()]
-    told = [line for line in lines if "tokens" in line]
-    assert [line["step"] for line in told] == [step for step in (1, 2, 3, 4) for _ in range(4)]
-    for line in told:
+    detailed = [line for line in lines if "tokens" in line]
+    assert [line["step"] for line in detailed] == [step for step in (1, 2, 3, 4) for _ in range(4)]
+    for line in detailed:
         tokens = line["tokens"]
         assert len(tokens["text"]) == line["response_tokens"]
         assert tokens["age"] == 0
@@ -107,8 +105,8 @@ def test_some_samples_tell_their_tokens_one_by_one(whole: Path) -> None:
 def test_a_row_tells_tokens_operations_and_load(whole: Path) -> None:
     trained = read(whole / "metrics.jsonl")[1:]
     for row in trained:
-        for what in ("tokens", "step_flops", "update_flops"):
-            assert row[f"perf/{what}_per_second_per_device"] > 0
+        for quantity in ("tokens", "step_flops", "update_flops"):
+            assert row[f"perf/{quantity}_per_second_per_device"] > 0
         assert 1 <= row["moe/load_max_over_mean"] <= row["moe/load_max_over_mean_max"]
         assert not any(name.endswith("_mfu") for name in row), "no peak of a CPU is known"
     layers = read(whole / "expert_load.jsonl")
@@ -138,15 +136,15 @@ def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, 
         assert file.read_bytes() == (beside / file.name).read_bytes(), file.name
     served = serve.start(folder, [[3, 4, 5], [6], [7, 8, 9, 10, 11]], log=tmp_path / "serve.log")
     reference, _ = reference_logprobs(folder, batch_of_tokens([tokens for tokens, _ in served]))
-    logprobs = np.concatenate([[0.0, *found] for _, found in served])  # as there, 0 for a first token
+    logprobs = np.concatenate([[0.0, *result] for _, result in served])  # as there, 0 for a first token
     assert np.abs(reference - logprobs).max() < 1e-4
-    more = (f"model.path={folder}", "loop.validation={num_prompts: 8, num_samples: 2}", "data.train=/nowhere")
+    args = (f"model.path={folder}", "loop.validation={num_prompts: 8, num_samples: 2}", "data.train=/nowhere")
     out = tmp_path / "evaluated"
-    found = run("eval", *words(task, tmp_path, "eval", *more), "--out", str(out), log=tmp_path / "eval.log")
+    result = run("eval", *words(task, tmp_path, "eval", *args), "--out", str(out), log=tmp_path / "eval.log")
     greedy = [row["val/reward"] for row in rows(whole) if row["step"] == 4]
-    assert f"val/reward {greedy[0]:.4f}" in found, found[-2000:]
-    assert "val/avg@2" in found and "val/pass@2" in found
-    assert all(line.startswith(("data: ", "eval: ", "val/")) for line in found.splitlines()), found
+    assert f"val/reward {greedy[0]:.4f}" in result, result[-2000:]
+    assert "val/avg@2" in result and "val/pass@2" in result
+    assert all(line.startswith(("data: ", "eval: ", "val/")) for line in result.splitlines()), result
     summary = json.loads((out / "summary.json").read_text())
     # every sample, in the run's own form, gives the summary's metrics again
     samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
@@ -161,14 +159,14 @@ def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, 
 
 
 def test_sigterm_to_the_process_group_saves_and_leaves_nothing(task: Path, tmp_path: Path) -> None:
-    """As of `timeout`, Slurm and Kubernetes. What runs meanwhile listens where no other user and no other
-    machine gets to, or looks who is there: the ends of the weight sync (abstract names) answer this user
-    alone. And a rank that can write no file of a checkpoint does not stop training."""
-    more = ("loop.steps=1000", "loop.validation.every_steps=0", "training.offload=always")
-    more += ("loop.checkpoint={every_steps: 1, max_failed: 1000}",)
+    """SIGTERM to the group, as by Slurm, saves; a rank that cannot write a checkpoint does not stop training.
+
+    Meanwhile listeners are private to this user and machine, or check their peer, as the weight sync's do."""
+    settings = ("loop.steps=1000", "loop.validation.every_steps=0", "training.offload=always")
+    settings += ("loop.checkpoint={every_steps: 1, max_failed: 1000}",)
     saved = tmp_path / "run/checkpoints"
     with Command(
-        "train", *words(task, tmp_path, "run", *more), log=tmp_path / "log", under=["setsid"]
+        "train", *words(task, tmp_path, "run", *settings), log=tmp_path / "log", under=["setsid"]
     ) as command:
         command.wait_for("step 1/1000", seconds=400)
         rank = command.worker(tmp_path / "run/logs/latest/train-1.log")
@@ -176,7 +174,7 @@ def test_sigterm_to_the_process_group_saves_and_leaves_nothing(task: Path, tmp_p
         command.wait_for("FAILED, training goes on: ", seconds=400)
         last_good = max(path.name for path in saved.iterdir() if not path.name.endswith(".partial"))
         family = command.family()
-        parents = [each.parent() for each in family if "Actor" in " ".join(each.cmdline())]
+        parents = [process.parent() for process in family if "Actor" in " ".join(process.cmdline())]
         assert len(parents) == 4
         assert all(parent and "tests.forks.server" in parent.cmdline() for parent in parents)
         heard = listeners([psutil.Process(command.process.pid), *family])

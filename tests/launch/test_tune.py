@@ -1,4 +1,4 @@
-"""`mrl tune` before its ranks start: what a start says, and what it needs."""
+"""`mrl tune` before its ranks start: its messages and requirements."""
 
 from typing import Any
 
@@ -20,7 +20,8 @@ def section(**changes: Any) -> TuneSection:
             {"batch_rows": 8, "steps": 100, "objective": {"name": "dpo"}, "optimizer": {"warmup_steps": 5}},
             24,
             [
-                "24 rows, 100 steps of 8 rows drawn with replacement, 33.3 epochs; learning rate 1e-06 after 5 steps of warm-up"
+                "24 rows, 100 steps of 8 rows drawn with replacement, 33.3 epochs; "
+                "learning rate 1e-06 after 5 steps of warm-up"
             ],
         ),
         (
@@ -28,8 +29,8 @@ def section(**changes: Any) -> TuneSection:
             24,
             [
                 "24 rows, 1 steps of 256 rows in order, 10.7 epochs; learning rate 0.001, cosine to 0.0001",
-                "warning: tune.batch_rows = 256 is more than the 24 rows, so a step repeats rows; set tune.batch_rows to "
-                "24 or fewer",
+                "warning: tune.batch_rows = 256 is more than the 24 rows, so a step repeats rows; "
+                "set tune.batch_rows to 24 or fewer",
             ],
         ),
     ],

@@ -1,5 +1,4 @@
-"""`mrl tune` as users run it: its ranks meet where nobody else gets to, finish their step when they are told
-to end, and end together."""
+"""`mrl tune` as users run it: ranks meet in private, finish their step on a stop request, end together."""
 
 from __future__ import annotations
 
@@ -33,7 +32,6 @@ for path in sys.argv[1:]:
         found.append(type(error).__name__)
 print(json.dumps(found))
 """
-"""What another user of the machine tries."""
 RANK = """
 import os, signal, sys, time, tokenize
 from pathlib import Path
@@ -69,7 +67,7 @@ def test_ranks_end_together_with_the_code_of_the_one_that_failed(ends, code, tmp
 def test_ranks_meet_where_nobody_else_gets_to_and_finish_their_step(
     ends: str, task: Path, tmp_path: Path
 ) -> None:
-    """Also where the process that started them is gone at once."""
+    """Ranks also finish their step if their parent process is killed."""
     words = [
         str(ROOT / "configs/quickstart.yaml"),
         f"run={{name: run, folder: {tmp_path}}}",
@@ -83,10 +81,10 @@ def test_ranks_meet_where_nobody_else_gets_to_and_finish_their_step(
         assert len(ranks) == 2, ranks
         heard = listeners([psutil.Process(command.process.pid), *ranks])
         assert heard and all(map(is_private, heard)), heard
-        (store,) = {each.environ()[STORE] for each in ranks}
+        (store,) = {process.environ()[STORE] for process in ranks}
         stranger = [sys.executable, "-c", STRANGER, store]
-        found = json.loads(subprocess.run(stranger, capture_output=True, timeout=60, check=True).stdout)
-        assert os.getuid() or found == ["PermissionError"], found
+        answer = json.loads(subprocess.run(stranger, capture_output=True, timeout=60, check=True).stdout)
+        assert os.getuid() or answer == ["PermissionError"], answer
         os.killpg(command.process.pid, signal.SIGTERM if ends == "told" else signal.SIGKILL)
         assert command.wait(seconds=200) == (128 + signal.SIGTERM if ends == "told" else -signal.SIGKILL)
         command.assert_nothing_left()

@@ -1,4 +1,4 @@
-"""Two machines (network namespaces with a link between them) under torchrun: one is lost, cut off and healed, or slow."""
+"""Two machines (linked network namespaces) under torchrun: one is lost, cut off and healed, or slow."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ FEWER = "training.layout.dp=1"
 
 
 class Machines:
-    """One agent of torchrun in each namespace, whose run starts on both and goes on with what is left."""
+    """One torchrun agent per namespace; the run starts on both and continues on the remaining one."""
 
     def __init__(self, stack: contextlib.ExitStack, folder: Path, *words: str) -> None:
         self.folder, self._port, self._base = folder, 29600, free_port_base()
@@ -31,7 +31,7 @@ class Machines:
         self.agents = [self.start(node) for node in range(len(NAMES))]
 
     def start(self, node: int) -> subprocess.Popen[bytes]:
-        """torchrun of a machine; node 0 has the store at which they meet."""
+        """Start torchrun on a machine; node 0 hosts the store."""
         torchrun = ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]
         torchrun += ["--max-restarts", "3", "--local-addr", ADDRESSES[node], "--rdzv-backend", "c10d"]
         torchrun += ["--rdzv-endpoint", f"{ADDRESSES[0]}:{self._port}"]
@@ -51,22 +51,20 @@ class Machines:
     def text(self, node: int = 0) -> str:
         return self.log(node).read_text(errors="replace")
 
-    def wait_for(self, found: Callable[[], bool], what: str) -> None:
+    def wait_for(self, condition: Callable[[], bool], name: str) -> None:
         deadline = time.monotonic() + SECONDS
-        while not found():
-            assert time.monotonic() < deadline, f"{what}: not within {SECONDS:g} s\n{self.text()[-6000:]}"
+        while not condition():
+            assert time.monotonic() < deadline, f"{name}: not within {SECONDS:g} s\n{self.text()[-6000:]}"
             assert self.agents[0].poll() in (None, 0), self.text()[-6000:]
             time.sleep(0.1)
 
     def wait_for_steps(self, number: int) -> None:
-        """Until the run has made so many more."""
+        """Wait until the run has made this many more steps."""
         goal = len(steps_done(self.folder)) + number
         self.wait_for(lambda: len(steps_done(self.folder)) >= goal, f"{goal} steps")
 
     def end(self) -> None:
-        """torchrun is told to end: it tells all that it started, and kills what has not ended 30 s later. The
-        driver saves and leaves before, with Ray's workers there until it has, and nothing is left on its
-        machine. The run has made each step once."""
+        """Stop torchrun; check that the driver saves first, nothing is left, and each step was made once."""
         self.agents[0].send_signal(signal.SIGTERM)
         self.agents[0].wait(SECONDS)
         assert "SIGTERM: finishing this step, saving" in self.text() and "forcefully" not in self.text()
@@ -76,13 +74,12 @@ class Machines:
 
 
 def members(node: int) -> list[psutil.Process]:
-    """Processes of a machine."""
     pids = subprocess.run(["ip", "netns", "pids", NAMES[node]], capture_output=True, text=True, timeout=30)
-    found = []
+    processes = []
     for pid in map(int, pids.stdout.split()):
         with contextlib.suppress(psutil.NoSuchProcess):
-            found.append(psutil.Process(pid))
-    return found
+            processes.append(psutil.Process(pid))
+    return processes
 
 
 def ip(node: int, *words: str) -> None:
@@ -99,7 +96,7 @@ def heal(node: int) -> None:
 
 
 def power_off(node: int) -> None:
-    """Nobody hears that its processes end."""
+    """Kill a machine's processes without any message to the other."""
     cut(node)
     for process in members(node):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -140,7 +137,7 @@ def test_a_short_cut_heals_and_a_machine_without_power_is_named_and_gone_on_with
 
 @pytest.mark.slow
 def test_a_machine_that_is_told_to_end_has_the_run_saved_and_gone_on_without(machines) -> None:
-    """The only checkpoint is the one that is saved then."""
+    """The only checkpoint is the one saved at the stop request."""
     both = machines("loop.steps=100000", "loop.checkpoint.every_steps=100000")
     both.wait_for_steps(2)
     both.agents[1].send_signal(signal.SIGTERM)

@@ -60,7 +60,7 @@ def test_each_engine_has_the_worker_of_the_node_that_it_begins_on(
 ) -> None:
     made = places(nodes, *words)
     assert [(place.node, place.slot, place.engines) for place in made] == expected
-    assert all(len(place.names) == sum(len(each.engines) for each in made) for place in made)
+    assert all(len(place.names) == sum(len(other.engines) for other in made) for place in made)
 
 
 def test_open_environments_are_shared_out() -> None:
@@ -69,6 +69,7 @@ def test_open_environments_are_shared_out() -> None:
     assert sorted(shares, key=str) == [2, 3, 3]
     with pytest.raises(
         ConfigError,
-        match=r"agent.max_environments = 2 with rollout.workers = node: .*; set agent.max_environments to 3 or more",
+        match=r"agent.max_environments = 2 with rollout.workers = node: .*; "
+        "set agent.max_environments to 3 or more",
     ):
         places(*three, ACTS % 2)

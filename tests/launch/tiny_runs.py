@@ -1,4 +1,4 @@
-"""Command-line words of a small real run: two slots, a random tiny model, a few prompts a step."""
+"""Arguments of a small real run: two slots, a random tiny model, a few prompts per step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def words(task: Path, folder: Path, name: str, *more: str) -> list[str]:
-    """Run `name` in `folder`, over the rows and the model of the `task` fixture; `more` comes last."""
+def words(task: Path, folder: Path, name: str, *extra: str) -> list[str]:
+    """Return arguments of run `name` in `folder` over the `task` fixture's rows and model."""
     return [
         str(ROOT / "configs/quickstart.yaml"),
         f"run={{name: {name}, folder: {folder}}}",
@@ -21,5 +21,5 @@ def words(task: Path, folder: Path, name: str, *more: str) -> list[str]:
         "loop.samples_per_prompt=4",
         "loop.validation={every_steps: 2, num_prompts: 8}",
         "loop.max_rollout_mismatch=1e-4",
-        *more,
+        *extra,
     ]

@@ -1,4 +1,4 @@
-"""Two nodes on this machine: a tiny two-step run whose layout spans both, free ports, and processes with deadlines."""
+"""Two nodes on this machine: a tiny two-step run over both, free ports, processes with deadlines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_run(folder: Path, *, steps: int = 2) -> Path:
-    """A configuration file (EP2 over two slots of one rank each) with its data; the model is made by the run."""
+    """Write a configuration (EP2 over two slots) and its data; the run makes the model."""
     arithmetic_rows.write_arithmetic(str(folder / "data"), largest=9, num_validation=8, num_sft=8)
     path = folder / "run.yaml"
     path.write_text(
@@ -29,13 +29,16 @@ run: {{name: run, folder: {folder}/runs}}
 model:
   path: {folder}/model
   max_length: 16
-  new: {{num_layers: 2, hidden_size: 64, num_heads: 2, num_kv_heads: 2, head_dim: 32, num_experts: 4, expert_size: 32}}
+  new:
+    {{num_layers: 2, hidden_size: 64, num_heads: 2, num_kv_heads: 2, head_dim: 32, num_experts: 4,
+     expert_size: 32}}
 data: {{train: {folder}/data/train.jsonl, max_prompt_tokens: 8}}
 reward: {{kind: maths, maths: {{extraction: [whole_response], symbolic: false}}, workers: 1}}
 training:
   layout: {{ep: 2, dp: 2}}
   dtype: float32
-rollout: {{dtype: float32, max_response_tokens: 4, max_num_seqs: 16, kv_cache_bytes: 33554432, enforce_eager: true}}
+rollout:
+  {{dtype: float32, max_response_tokens: 4, max_num_seqs: 16, kv_cache_bytes: 33554432, enforce_eager: true}}
 sync: {{bucket_bytes: 1048576}}
 loop:
   steps: {steps}
@@ -50,7 +53,6 @@ launch: {{slots_per_node: 1, object_store_bytes: 83886080}}
 
 
 def rows(folder: Path) -> list[dict]:
-    """Rows of the run's metrics."""
     path = folder / "runs" / "run" / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
@@ -60,11 +62,11 @@ def steps_done(folder: Path) -> list[int]:
 
 
 _held: list[socket.socket] = []
-"""A name of no file, which no other process can take while this one has it: that of the last base given out."""
+"""Socket name that reserves the last returned base for this process."""
 
 
 def free_port_base() -> int:
-    """A base whose first two nodes' fixed ports are free; this process's until it asks for another one."""
+    """Return a free port base for two nodes, reserved until this process requests another one."""
     while _held:
         _held.pop().close()
     for attempt in range(28):
@@ -96,8 +98,7 @@ def started(
     environment: dict[str, str] | None = None,
     within: Sequence[str] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in the repository, its output in `log`; it and its children are gone afterwards. `within`: the words of a
-    command that starts it where it shall run."""
+    """Start a process `within` another command, its output in `log`; kill it and its children afterwards."""
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [*within, sys.executable, *command],

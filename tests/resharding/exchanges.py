@@ -1,4 +1,4 @@
-"""A trainer rank and a receiver for the contract tests: a consumer that fails where it is told to, whole sessions, a death."""
+"""A trainer rank and a receiver for the contract tests: failing consumer, whole sessions, a death."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ SYNC = SyncSection(bucket_bytes=1024, deadline_seconds=30.0)
 
 
 class Shelf(StorageConsumer):
-    """Keeps the tensors that come whole, and fails where it is told to; nothing lies in parameters of its
-    own."""
+    """Stores tensors that come whole, fails on request, and has no parameters of its own."""
 
     def __init__(self, fail_at: str | None = None, action: Callable[[], Any] | None = None) -> None:
         super().__init__(Storage(RankManifest.of(0, ()), torch.device("cpu")))
@@ -67,14 +66,14 @@ class Shelf(StorageConsumer):
 def model(
     seed: int = 0, sizes: tuple[int, ...] = (256, 257, 900, 3, 1, 64, 5000)
 ) -> tuple[Plan, list[torch.Tensor]]:
-    """Float tensors t0, t1, ...: equal to a bucket, one element over, and far larger are among them."""
+    """Return float tensors t0, t1, ..., among them one bucket, one element more, and far more."""
     torch.manual_seed(seed)
     values = [torch.randn(size) for size in sizes]
     return whole_plan({f"t{i}": value for i, value in enumerate(values)}), values
 
 
 def whole_plan(weights: Mapping[str, torch.Tensor]) -> Plan:
-    """From one rank that holds everything to one that shares nothing with it and takes every tensor whole."""
+    """Return a plan in which one rank has everything and another, without overlap, takes it whole."""
     return build_plan(
         [holder_of(weights)],
         [RankManifest.of(0, (), weights)],
@@ -84,7 +83,6 @@ def whole_plan(weights: Mapping[str, torch.Tensor]) -> Plan:
 
 
 def holder_of(weights: Mapping[str, torch.Tensor]) -> RankManifest:
-    """A rank that holds every tensor whole."""
     rows = ((name, tuple(w.shape), str(w.dtype).removeprefix("torch.")) for name, w in weights.items())
     return as_one_rank(CheckpointTensor(*row) for row in rows)
 
@@ -94,12 +92,11 @@ def proof_of(plan: Plan) -> TrainerProof:
 
 
 def receiver_tables(plan: Plan) -> Tables:
-    """What the receiver is told."""
     return tables_of(plan.part(1), (), list(proof_of(plan).needed[0].values()))
 
 
 def announce(sender: WeightSender, session: Session, plan: Plan) -> None:
-    """Open a session; returns when the receiver has its tables."""
+    """Open a session; return when the receiver has its tables."""
     tables = receiver_tables(plan)
     sender.announce(session, tables)
     sender.accepted(tables)
@@ -114,19 +111,17 @@ def send(
     *,
     others: Sequence[WeightSender] = (),
 ) -> dict[str, float]:
-    """This process is the only trainer rank. `others`: further senders, which are told of the session before."""
+    """Send as the only trainer rank. `others`: further senders, informed of the session first."""
     part, ranks = plan.part(0), RankGroup(None, seconds, torch.device("cpu"))
     mesh, parcels, lane = None, None, OneRankLane(part, torch.device("cpu"))
     if isinstance(sender._link, MeshLink):
         mesh, parcels = sender._link._mesh, bucket_messages_of(plan.part(1), {0: 0})
         lane = MeshTransport(mesh, part, {1: 0}, [{1: 0} for _ in part.windows])
-    feeds = [ReceiverFeed(each, receiver_tables(plan), parcels) for each in (*others, sender)]
+    feeds = [ReceiverFeed(each_sender, receiver_tables(plan), parcels) for each_sender in (*others, sender)]
     return run_session(feeds, session, part, values, lane, ranks, proof_of(plan), mesh=mesh)
 
 
 class Receiving(threading.Thread):
-    """One `receive` in a thread of its own."""
-
     def __init__(self, receiver: Receiver, session: Session, consumer: Consumer) -> None:
         super().__init__(daemon=True)
         self._call = lambda: receiver.receive(session, consumer)
@@ -148,7 +143,6 @@ class Receiving(threading.Thread):
 def exchange(
     sender: WeightSender, receiver: Receiver, plan: Plan, values: list[torch.Tensor], version: int
 ) -> Shelf:
-    """A whole session that must succeed."""
     shelf, session = Shelf(), Session.new(receiver.progress.version, version, plan.digest)
     thread = Receiving(receiver, session, shelf)
     stats = send(sender, session, plan, values)

@@ -1,4 +1,4 @@
-"""Faults put into a session on purpose, at either end."""
+"""Faults injected into a session, at either end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from mrl.resharding.wire.messages import Message
 
 
 def after(receiver: Receiver, point: str, action: Callable[[], None]) -> None:
-    """Do something once a receiver accepted its sender ("accepted"), knows what will come ("told"), or verified everything
-    ("verified")."""
+    """Act after a receiver "accepted" its sender, was "told" the tables, or "verified" everything."""
     owner = receiver.progress if point == "verified" else receiver
     name = {"accepted": "_accept", "told": "_tables", "verified": "verified"}[point]
     step = getattr(owner, name)
@@ -31,13 +30,13 @@ def after(receiver: Receiver, point: str, action: Callable[[], None]) -> None:
 
 
 def change_messages(sender: WeightSender, change: Callable[[Message], Message]) -> None:
-    """Send in place of each message what `change` makes of it."""
+    """Replace each message by what `change` returns for it."""
     post = sender._post
     sender._post = lambda message: post(change(message))  # type: ignore[method-assign]
 
 
 def flip_a_bit(monkeypatch: pytest.MonkeyPatch, *, message: int) -> None:
-    """Change the bytes of one message as they lie in the receiver's bucket, before anything checks them."""
+    """Change one message's bytes in the receiver's bucket before they are checked."""
     ahead = [message]
 
     def flipped(data: torch.Tensor, sent: int, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Feeds a Hugging Face folder's tensors to an engine, one sender per worker, as a trainer of one rank would."""
+"""Sends a Hugging Face folder's tensors to an engine, one sender per worker, as one trainer rank would."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.support.image_folders import text_alone
 
 
 def stacks(folder: Path) -> dict[str, CheckpointTensor]:
-    """The tensors of a folder that it has transposed and stacked, by name."""
+    """Return the transposed and stacked tensors of a folder by name."""
     hf = read_config(folder)
     return {t.name: t for t in family_of(hf).checkpoint_tensors(hf) if t.stack}
 
 
 def read(folder: Path) -> dict[str, torch.Tensor]:
-    """A folder's tensors as trainer ranks hold them: of a stack, rows."""
+    """Return a folder's tensors as trainer ranks have them: stacks are split into rows."""
     from safetensors.torch import load_file
 
     weights = text_alone(load_file(folder / "model.safetensors"))
@@ -42,7 +42,7 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def plan_of(weights: dict[str, torch.Tensor], bucket_bytes: int) -> Plan:
-    """One rank that holds every tensor whole, and an engine rank whose own loaders take each whole."""
+    """Return a plan from one rank with every tensor to an engine rank that loads each whole."""
     return build_plan(
         [holder_of(weights)],
         [RankManifest.of(0, (), weights)],
@@ -52,10 +52,8 @@ def plan_of(weights: dict[str, torch.Tensor], bucket_bytes: int) -> Plan:
 
 
 class Feeder:
-    """The senders of one engine."""
-
     def __init__(self, addresses: list[str], sync: SyncSection, *, full: bool = False) -> None:
-        """`full`: sessions are proved, for which the engine must have been asked for its manifest."""
+        """`full`: sessions are proved; request the engine's manifest first."""
         self.sync, self._full = sync, full
         self.senders = [WeightSender(address, sync) for address in addresses]
 
@@ -73,8 +71,7 @@ class Feeder:
 
 
 class Feeding:
-    """One session, each sender in a thread, so that the caller can start the engine's side; `end` waits for
-    it."""
+    """One session with a thread per sender, so that the caller starts the engine; `end` waits."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a process holds: for tests that many sessions leave it as it was."""
+"""Resources of a process, to check that many sessions leave them unchanged."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import threading
 from pathlib import Path
 
 TOLERANCE = 16 << 20
-"""Bytes that memory may grow by over all marks."""
+"""Bytes by which memory may grow over all marks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
     memory: int
-    """Private bytes."""
     descriptors: int
     threads: int
     mappings: int
-    """Of shared segments and leased memory."""
+    """Bytes of shared segments and leased memory."""
 
     @classmethod
     def now(cls) -> Footprint:
@@ -37,9 +36,9 @@ class Footprint:
 
 
 def require_no_leak(marks: list[Footprint]) -> None:
-    """Counts are as at the first mark, and memory does not grow between all neighbours of equally much work.
+    """Check that counts equal the first mark's and that memory does not grow in every interval.
 
-    A leak grows in every part; a heap that takes another piece of the system, once, in one part does not.
+    A leak grows in every interval; a heap that requests more memory grows in one.
     """
     assert marks[-1].counts() == marks[0].counts(), marks
     growth = min(after.memory - before.memory for before, after in itertools.pairwise(marks))

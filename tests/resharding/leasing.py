@@ -1,4 +1,4 @@
-"""Trainer ranks for planned weight syncs: their tensors in one shared buffer, as a trainer's parameter memory is."""
+"""Trainer ranks for planned weight syncs: their tensors are in one shared buffer, as in a trainer."""
 
 from __future__ import annotations
 
@@ -80,14 +80,12 @@ class LeasedRank:
 
 
 def spread(weights: Mapping[str, torch.Tensor], size: int) -> list[list[LocalTensor]]:
-    """Whole checkpoint tensors dealt to `size` ranks in turn."""
+    """Deal whole checkpoint tensors to `size` ranks in turn."""
     ranks: list[list[LocalTensor]] = [[] for _ in range(size)]
-    for index, (name, w) in enumerate(weights.items()):
+    for n, (name, w) in enumerate(weights.items()):
         zero, shape = (0,) * w.ndim, tuple(w.shape)
         dtype = str(w.dtype).removeprefix("torch.")
-        ranks[index % size].append(
-            LocalTensor(name, 0, shape, dtype, (TensorSlice(name, zero, shape, zero),))
-        )
+        ranks[n % size].append(LocalTensor(name, 0, shape, dtype, (TensorSlice(name, zero, shape, zero),)))
     return ranks
 
 
@@ -100,7 +98,7 @@ def one_trainer_rank(
     manifests: list[RankManifest],
     session: Any,
 ) -> dict[str, float]:
-    """A process of `run_ranks`: sends its share of a folder's tensors by the plan (session: its from and to version)."""
+    """Send this rank's share of a folder's tensors by the plan (session: its from and to version)."""
     import datetime
     import os
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""Worlds of a few slots and their plans, and a consumer that keeps what it is given."""
+"""Worlds of a few slots, their plans, and a consumer that stores what it gets."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +15,9 @@ from mrl.resharding.planner.topology import Topology
 from tests.resharding.worlds import World, checkpoint, loaded, same_bits
 
 HF: dict[str, Any] = {
-    "model_type": "qwen3_moe", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "tie_word_embeddings": False, "num_experts": 4,
-    "moe_intermediate_size": 8, "mlp_only_layers": [],
+    "model_type": "qwen3_moe", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 16,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+    "tie_word_embeddings": False, "num_experts": 4, "moe_intermediate_size": 8, "mlp_only_layers": [],
 }  # fmt: skip
 SYNC = SyncSection(bucket_bytes=2048, deadline_seconds=90.0)
 
@@ -37,7 +37,7 @@ def plan_of(world: World) -> Plan:
 
 
 class Parameters(StorageConsumer):
-    """The parameters of a slot; one window may break."""
+    """Parameters of a slot; one window may fail."""
 
     def __init__(self, manifest: RankManifest, fail_at: int | None = None) -> None:
         super().__init__(Storage(manifest, torch.device("cpu")))

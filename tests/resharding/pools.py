@@ -1,4 +1,4 @@
-"""Processes of two pools, trainer ranks and receivers, that run a script of sessions between them."""
+"""Processes of two resource pools, trainer ranks and receivers, that run a script of sessions."""
 
 import contextlib
 import dataclasses
@@ -33,26 +33,23 @@ SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=60.0, transport="dist
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One session: from which version to which, and what happens to it."""
+    """One session: its versions and its faults."""
 
     start: int | None
     end: int
     absent: tuple[int, ...] = ()
-    """The receivers that it is sent without."""
+    """Receivers that are left out."""
     whole: bool = False
-    """Every tensor comes whole."""
     breaks: bool = False
-    """The last receiver raises in the middle; it ends if the next session is without it."""
+    """The last receiver raises midway; it ends if the next session omits it."""
     joins: bool = False
-    """Another process has taken the last receiver's place before it."""
+    """Another process replaced the last receiver before the session."""
 
 
 Script = Sequence[Step]
 
 
 class Broken(StorageConsumer):
-    """Raises in the middle."""
-
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
         if index == min(2, len(self._tables.windows) - 1):
             raise ValueError(f"broken on purpose in window {index}")
@@ -60,7 +57,7 @@ class Broken(StorageConsumer):
 
 
 def one_process(rank: int, size: int, port: int, layout: Layout, transport: str, script: Script) -> Any:
-    """A process of `run_ranks`: trainer ranks first, then receivers."""
+    """Run a process of `run_ranks`: trainer ranks first, then receivers."""
     trainers = layout.world_size
     with store_of(rank, trainers, port) as store:
         if rank < trainers:
@@ -88,8 +85,7 @@ def train(
     store: dist.TCPStore,
     port: int,
 ) -> Any:
-    """What ends a trainer rank and returns (figures of the sessions, errors of those that failed, the plan's
-    summary)."""
+    """Run a trainer rank; return (sessions' figures, errors of failed sessions, the plan's summary)."""
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
     addresses = [store.get(f"address{r}").decode() for r in range(receivers)]
     slots = range(layout.world_size + receivers)
@@ -123,8 +119,7 @@ def train(
 
 
 def generate(number: int, receivers: int, transport: str, script: Script, store: dist.TCPStore) -> Any:
-    """What returns (versions after each session that a receiver took part in, errors of those that
-    failed)."""
+    """Run a receiver; return (versions after each of its sessions, errors of failed ones)."""
     storage = Storage(engine_manifests.engine_rank_manifests(TINY, Layout(tp=receivers))[number], CPU)
     host, last = None if transport == "auto" else HOST, number == receivers - 1
 
@@ -161,13 +156,13 @@ def generate(number: int, receivers: int, transport: str, script: Script, store:
 
 
 def opened(number: int, step: Step, digest: str) -> Session:
-    """The same on every process without anybody telling."""
+    """Return the session, which every process derives alike."""
     return Session(f"{number:032x}", step.start, step.end, digest)
 
 
 @contextlib.contextmanager
 def store_of(rank: int, trainers: int, port: int) -> Iterator[dist.TCPStore]:
-    """A client of the trainers' store; rank 0 hosts it, as in a run."""
+    """Return a client of the trainers' store, which rank 0 hosts."""
     if rank < trainers and trainers > 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(
@@ -185,7 +180,6 @@ def store_of(rank: int, trainers: int, port: int) -> Iterator[dist.TCPStore]:
 
 
 def meet(store: dist.TCPStore, size: int, name: str) -> None:
-    """Until all processes are here."""
     store.add(name, 1)
     deadline = time.monotonic() + 90
     while store.add(name, 0) < size:

@@ -1,7 +1,4 @@
-"""A plan executed on plain tensors in one process: what every slot's tables write, and how often.
-
-Owns no transport: messages are copies between buckets.
-"""
+"""Executes a plan on plain tensors in one process and counts its writes. Messages are copies of buckets."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ from mrl.resharding.transfer.copies import run_copies
 from tests.resharding.worlds import poisoned
 
 Storages = Sequence[Sequence[torch.Tensor]]
-"""By trainer rank, its tensors in the manifest's order."""
+"""Tensors by trainer rank, in the manifest's order."""
 
 
 def execute(plan: Plan, storages: Storages) -> list[dict[str, torch.Tensor]]:
-    """Run the whole plan. Returns, per engine rank, parameter name -> tensor; they start poisoned."""
+    """Run the whole plan on poisoned tensors; return parameter name -> tensor per engine rank."""
     sources = [[tensor.reshape(-1) for tensor in storage] for storage in storages]
     parts = [plan.part(slot) for slot in range(plan.topology.num_slots)]
     targets = {part.slot: [poisoned(tensor).view(-1) for tensor in part.engine_tensors] for part in parts}
@@ -44,7 +41,7 @@ def execute(plan: Plan, storages: Storages) -> list[dict[str, torch.Tensor]]:
 
 
 def write_counts(plan: Plan) -> list[dict[str, np.ndarray]]:
-    """How often the plan writes each element: per engine rank, name -> uint16 array of the parameter's shape."""
+    """Count writes per element: per engine rank, name -> uint16 array of the parameter's shape."""
     counted = []
     for part in map(plan.part, plan.topology.engine_slots):
         counts = [np.zeros(math.prod(t.shape), dtype=np.uint16) for t in part.engine_tensors]
@@ -64,7 +61,7 @@ def bucket_of(num_bytes: int) -> torch.Tensor:
 def received(
     part: SlotPart, window: int, sent: Mapping[int, torch.Tensor], parts: Sequence[SlotPart]
 ) -> torch.Tensor:
-    """One slot's receive bucket: every message copied from its sender's bucket."""
+    """Return a slot's receive bucket, with every message copied from its sender's bucket."""
     bucket = bucket_of(part.windows[window].bucket_bytes)
     for message in part.windows[window].receives:
         sends = parts[message.peer].windows[window].sends

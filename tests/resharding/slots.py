@@ -1,4 +1,4 @@
-"""Both ends of one slot in this process: a trainer rank with made-up weights, and a receiver with bare parameters."""
+"""Both ends of one slot in this process: a trainer rank with random weights, a receiver's parameters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,8 +23,6 @@ SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=60.0)
 
 
 class Slot:
-    """One slot, or this rank's of several."""
-
     def __init__(
         self,
         trainer: BenchTrainer,
@@ -36,7 +34,7 @@ class Slot:
         sync: SyncSection = SYNC,
         store: str | None = None,
     ) -> None:
-        """`planned_for`: what the trainer is told that engines want, where that differs from what they want."""
+        """`planned_for`: manifests reported to the trainer if they differ from the real ones."""
         self.trainer, self.storage = trainer, Storage(manifests[rank], CPU)
         host = None if sync.transport == "auto" else "127.0.0.1"
         self.receiver = Receiver(deadline_seconds=60.0, device=CPU, host=host)
@@ -47,14 +45,14 @@ class Slot:
         topology = Topology.shared(len(addresses), slots_per_node=slots_per_node)
         if host is not None:
             topology = Topology.separate_slots(topology.nodes)
-        told = list(planned_for or manifests)
-        self.weight_sync = PlannedSync(trainer, sync, addresses, told, topology=topology, store=store)
+        wanted = list(planned_for or manifests)
+        self.weight_sync = PlannedSync(trainer, sync, addresses, wanted, topology=topology, store=store)
         self.figures: dict[str, float] = {}
-        """Of the last session that committed."""
+        """Figures of the last committed session."""
         self._number = 0
 
     def sync(self, version: int, windows: StorageConsumer | None = None, *, full: bool = True) -> str:
-        """One session from poisoned parameters; the sender's error, or nothing."""
+        """Run a session from poisoned parameters; return the sender's error or an empty string."""
         self.storage.poison()
         self._number += 1
         committed = self.receiver.progress.version
@@ -71,7 +69,7 @@ class Slot:
         return ""
 
     def outcome(self, version: int) -> tuple[bool, str | None]:
-        """(the version is committed, what is wrong with its bytes)."""
+        """Return (is the version committed, errors in its bytes)."""
         made = MadeUp(self.trainer.checkpoint, version=version)
         return self.receiver.progress.version == version, self.storage.first_difference(made)
 

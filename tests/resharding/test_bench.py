@@ -1,4 +1,4 @@
-"""The weight sync's benchmark: what it compares, the steps of one GPU, and a real run under torchrun."""
+"""The weight sync's benchmark: its comparisons, the steps on one GPU, and a real run under torchrun."""
 
 import json
 import os

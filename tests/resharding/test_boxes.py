@@ -72,7 +72,7 @@ def test_parts_of_a_cell_cover_it_once(shape, parts):
 
 @pytest.mark.parametrize("seed", range(30))
 def test_joined_copies_write_what_single_ones_do(seed):
-    """Random row blocks, some of them continuing each other, out of one matrix into a wider one."""
+    """Join random row blocks of one matrix that continue each other in a wider one."""
     rng = random.Random(seed)
     source = torch.arange(8 * 6, dtype=torch.float32)
     plain, joined = torch.zeros(8 * 10), torch.zeros(8 * 10)

@@ -1,4 +1,4 @@
-"""The contract of every transport: between a real sender and a real receiver every ending is bounded, named, and leaves nothing."""
+"""The contract of every transport: every ending is bounded, named, and leaves nothing."""
 
 import math
 import os
@@ -40,7 +40,7 @@ def test_many_sessions_leave_memory_descriptors_threads_and_mappings_alone(
 
 @pytest.mark.parametrize("point", ["start", "t3", "t29", "finish"])
 def test_a_slow_receiver_loses_nothing(sender: WeightSender, receiver: Receiver, point: str) -> None:
-    """With 30 buckets through two buffers, a refill too early would corrupt what was not yet taken."""
+    """With 30 buckets of data through two buffers, an early refill would overwrite bytes not yet taken."""
     plan, values = model(sizes=(256,) * 30)
     shelf = Shelf(point, lambda: time.sleep(0.3))
     session = Session.new(-1, 0, plan.digest)
@@ -52,7 +52,8 @@ def test_a_slow_receiver_loses_nothing(sender: WeightSender, receiver: Receiver,
 
 EDGES: dict[str, list[tuple[str, tuple[int, ...]]]] = {
     "odd sizes of mixed types in one bucket": [
-        ("float8_e4m3fn", (5,)), ("float32", (3,)), ("bfloat16", ()), ("uint8", (1,)), ("int64", (1, 2)), ("float8_e4m3fn", (7,)),
+        ("float8_e4m3fn", (5,)), ("float32", (3,)), ("bfloat16", ()), ("uint8", (1,)), ("int64", (1, 2)),
+        ("float8_e4m3fn", (7,)),
     ],
     "one byte over a bucket": [("uint8", (1025,)), ("float32", (1,))],
     "exactly one bucket": [("float32", (256,))],
@@ -205,15 +206,15 @@ def test_an_end_before_the_last_window_is_refused(sender: WeightSender, receiver
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "reason"),
     [
         ({"index": 1}, "expected window 0"),
         ({"offset": 4}, "should begin at byte 0"),
         ({"num_bytes": 2048}, "the parcels have 2048 bytes, but the bucket has 1024"),
     ],
 )
-def test_lengths_and_offsets_are_checked_before_use(sender, receiver, change, what) -> None:
-    """A field of the first window's message, or of its first parcel, is another."""
+def test_lengths_and_offsets_are_checked_before_use(sender, receiver, change, reason) -> None:
+    """Change a field of the first window's message or of its first parcel."""
     plan, values = model()
 
     def lie(message: Any) -> Any:
@@ -226,7 +227,7 @@ def test_lengths_and_offsets_are_checked_before_use(sender, receiver, change, wh
     change_messages(sender, lie)
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, Shelf())
-    with pytest.raises(WeightSyncError, match=what):
+    with pytest.raises(WeightSyncError, match=reason):
         send(sender, session, plan, values)
     assert isinstance(thread.end(), WeightSyncError)
 

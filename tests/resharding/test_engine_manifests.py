@@ -19,9 +19,9 @@ def tensor(manifest, name: str):
 
 def test_key_value_heads_are_replicated_where_tp_exceeds_them():
     manifests = engine_manifests.engine_rank_manifests(QWEN3_MOE, Layout(tp=4))
-    found = [tensor(m, "model.layers.0.self_attn.qkv_proj.weight").pieces for m in manifests]
-    assert [p[1].start for p in found] == [(0, 0), (0, 0), (4, 0), (4, 0)]
-    assert [p[0].start for p in found] == [(0, 0), (8, 0), (16, 0), (24, 0)]
+    pieces = [tensor(m, "model.layers.0.self_attn.qkv_proj.weight").pieces for m in manifests]
+    assert [p[1].start for p in pieces] == [(0, 0), (0, 0), (4, 0), (4, 0)]
+    assert [p[0].start for p in pieces] == [(0, 0), (8, 0), (16, 0), (24, 0)]
 
 
 def test_vocabulary_is_padded_to_64_and_replicas_are_equal():
@@ -105,7 +105,8 @@ def test_a_copy_that_leaves_a_stack_as_the_folder_has_it_is_no_box():
 
 def test_what_a_transposed_load_fills_comes_whole_with_its_module_and_what_shares_its_tensors():
     parameters = {
-        "x.w": ((6, 8), "bfloat16"), "x.bias": ((4,), "float32"), "y.bias": ((4,), "float32"), "z.c": ((3,), "int32"),
+        "x.w": ((6, 8), "bfloat16"), "x.bias": ((4,), "float32"),
+        "y.bias": ((4,), "float32"), "z.c": ((3,), "int32"),
     }  # fmt: skip
     records = [
         ("x.w", 0, (8, 6), (1, 8), "a", 0, (6, 1)),
@@ -113,16 +114,16 @@ def test_what_a_transposed_load_fills_comes_whole_with_its_module_and_what_share
         ("y.bias", 0, (4,), (1,), "bias", 0, (1,)),
         ("z.c", 0, (3,), (1,), "c", 0, (1,)),
     ]
-    found = engine_manifests.from_trace(
+    manifest = engine_manifests.from_trace(
         records, parameters, [*CHECKPOINT, CheckpointTensor("c", (3,), "int32")]
     )
-    assert found.unplanned == ("a", "bias") and [t.name for t in found.tensors] == ["z.c"]
-    assert found.digest != RankManifest.of(0, found.tensors).digest
+    assert manifest.unplanned == ("a", "bias") and [t.name for t in manifest.tensors] == ["z.c"]
+    assert manifest.digest != RankManifest.of(0, manifest.tensors).digest
 
 
 @pytest.mark.parametrize("name", ["x.never", "y.never"])
 def test_a_parameter_that_nothing_fills_is_named(name: str) -> None:
-    """Also in a module that other tensors fill: a bias beside a weight."""
+    """A missing bias is named even if the module's weight is filled."""
     parameters = {name: ((4,), "float32"), "y.b": ((4,), "float32")}
     with pytest.raises(WeightSyncError, match=rf"no tensor of the trainer fills {name} \(4,\)"):
         engine_manifests.from_trace([("y.b", 0, (4,), (1,), "bias", 0, (1,))], parameters, CHECKPOINT)

@@ -1,4 +1,4 @@
-"""SIGKILL of either end of a session, at each point of it, over every transport: noticed at once, nothing half-way served."""
+"""SIGKILL of either end at each point of a session, over every transport, is noticed at once."""
 
 import multiprocessing
 import signal
@@ -52,7 +52,7 @@ def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point
 
 
 def test_a_receiver_that_is_gone_does_not_keep_the_others_waiting() -> None:
-    """It comes first, and nothing was opened with the other one when its end is noticed."""
+    """The dead receiver comes first; its end is noticed before the other's session opens."""
     wire, (ours, theirs) = Wire("shared_memory"), multiprocessing.Pipe()
     process = End(target=receive_and_die, args=(wire, "open", theirs), daemon=True)
     process.start()
@@ -78,7 +78,7 @@ def send_and_die(wire: Wire, point: str, address: str, session: Session) -> None
     left = [3 if point == "window" else 0]
 
     def die(message: Any) -> Any:
-        """In place of a message, or (confirmed) soon after the commit was sent."""
+        """Die in place of a message, or (confirmed) soon after the commit was sent."""
         if point == "confirmed" and message.kind == "commit":
             threading.Timer(0.1, kill_self).start()
         if message.kind == point:

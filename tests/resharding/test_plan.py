@@ -24,8 +24,9 @@ from tests.resharding.simulate import execute
 from tests.resharding.worlds import random_world
 
 TINY = {
-    "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 4, "num_experts": 8, "moe_intermediate_size": 8, "intermediate_size": 16,
+    "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "num_experts": 8,
+    "moe_intermediate_size": 8, "intermediate_size": 16,
 }  # fmt: skip
 QWEN3_235B = {
     "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 94,
@@ -35,8 +36,9 @@ QWEN3_235B = {
 DEEPSEEK_V3 = {
     "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "num_hidden_layers": 61,
     "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256, "n_shared_experts": 1,
-    "moe_intermediate_size": 2048, "intermediate_size": 18432, "first_k_dense_replace": 3, "q_lora_rank": 1536,
-    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "moe_intermediate_size": 2048, "intermediate_size": 18432, "first_k_dense_replace": 3,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
 }  # fmt: skip
 
 
@@ -49,7 +51,7 @@ def matrix(
 
 
 def two_ranks(rows: int = 8, columns: int = 4, *, source_dtype: str = "bfloat16", dtype: str = "bfloat16"):
-    """Two trainer ranks with half the rows each; two engine ranks that each want all of them."""
+    """Return two trainer ranks with half the rows each and two engine ranks that need all of them."""
     half = rows // 2
     held = [RankManifest.of(r, [matrix("p", "t", r * half, half, columns, source_dtype)]) for r in range(2)]
     needed = [RankManifest.of(r, [matrix("m.w", "t", 0, rows, columns, dtype)]) for r in range(2)]
@@ -174,10 +176,14 @@ def test_digest_is_equal_for_equal_inputs_and_differs_for_any_other():
         other, engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)), Topology.shared(2)
     ).digest
     changed = [
-        build_plan(trainer_manifests.trainer_rank_manifests(TINY, Layout(tp=1, ep=2, dp=2)), engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)), Topology.shared(2)),
-        build_plan(other, engine_manifests.engine_rank_manifests(TINY, Layout(tp=1, dp=2)), Topology.shared(2)),
-        build_plan(other, engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)), Topology.shared(2, slots_per_node=1)),
-        build_plan(other, engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)), Topology.shared(2), PlanOptions(bucket_bytes=1 << 20)),
+        build_plan(trainer_manifests.trainer_rank_manifests(TINY, Layout(tp=1, ep=2, dp=2)),
+                   engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)), Topology.shared(2)),
+        build_plan(other, engine_manifests.engine_rank_manifests(TINY, Layout(tp=1, dp=2)),
+                   Topology.shared(2)),
+        build_plan(other, engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)),
+                   Topology.shared(2, slots_per_node=1)),
+        build_plan(other, engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)),
+                   Topology.shared(2), PlanOptions(bucket_bytes=1 << 20)),
     ]  # fmt: skip
     assert len({base, *(plan.digest for plan in changed)}) == 5
 
@@ -192,7 +198,8 @@ def test_plans_do_not_depend_on_hash_order():
         "h = hashlib.sha256(repr(p.windows).encode())\n"
         "for s in range(p.topology.num_slots):\n"
         "    for x in p.part(s).windows:\n"
-        "        h.update(x.local.tobytes() + x.pack.tobytes() + x.unpack.tobytes() + repr((x.sends, x.receives)).encode())\n"
+        "        h.update(x.local.tobytes() + x.pack.tobytes() + x.unpack.tobytes())\n"
+        "        h.update(repr((x.sends, x.receives)).encode())\n"
         "print(p.digest, h.hexdigest())\n"
     )
     root, started = Path(__file__).parents[2], []
@@ -220,7 +227,7 @@ def test_nearest_holder_same_slot_then_node_then_rail():
 
 
 def test_slots_on_the_nodes_they_lie_on_make_the_plan_of_nodes_filled_in_turn():
-    """What a placement says of eight slots is what `mrl plan` takes; nodes of unlike size have rails of their own."""
+    """Slots' nodes give the same plan as `mrl plan`; nodes of different sizes have their own rails."""
     held = trainer_manifests.trainer_rank_manifests(TINY, Layout(tp=2, ep=2, dp=4))
     needed = engine_manifests.engine_rank_manifests(TINY, Layout(tp=2, dp=4))
     placed, filled, one = (
@@ -241,7 +248,7 @@ def test_slots_on_the_nodes_they_lie_on_make_the_plan_of_nodes_filled_in_turn():
 
 
 def test_senders_share_the_load():
-    """Expert tensor parallel rollout over 8 engines: no trainer sends more than a tenth above the mean."""
+    """With expert tensor parallelism over 8 engines no trainer sends over 10 % more than the mean."""
     hf = TINY | {"num_experts": 16, "num_hidden_layers": 8}
     held = trainer_manifests.trainer_rank_manifests(hf, Layout(tp=2, pp=2, ep=4, dp=4))
     needed = engine_manifests.engine_rank_manifests(hf, Layout(tp=2, dp=8))
@@ -267,7 +274,7 @@ def test_interleaved_stages_load_all_senders_in_each_window():
 
 
 def window_traffic(plan):
-    """[2, slots] bytes sent and received in each window."""
+    """Return [2, slots] bytes sent and received per window."""
     traffic = SlotTraffic(plan.topology)
     for window in plan.windows:
         counts = np.zeros(traffic.num_endpoints, dtype=np.int64)
@@ -279,7 +286,7 @@ def window_traffic(plan):
 
 
 def most_open(plan) -> int:
-    """Most modules left open at the end of a window on slot 0."""
+    """Return the most modules left open at the end of a window on slot 0."""
     opened, most = set(), 0
     for window in plan.part(0).windows:
         opened |= set(window.opens)
@@ -310,14 +317,13 @@ def test_topologies_that_do_not_fit_are_refused():
 
 
 def model_bytes(hf: dict) -> int:
-    """Whole checkpoint in bfloat16 (correction biases are float32)."""
+    """Return the checkpoint's size in bfloat16 (correction biases are float32)."""
     widths = {"bfloat16": 2, "float32": 4}
     return sum(int(np.prod(t.shape)) * widths[t.dtype] for t in family_of(hf).checkpoint_tensors(hf))
 
 
 def test_qwen3_235b_on_64_gpus_moves_what_arithmetic_says():
-    """Every node of 8 trains one of 8 stages and serves the whole model: it must take the other stages' bytes in once,
-    and experts of its own stage never leave their slot (expert parallel 8 on both sides)."""
+    """Each of 8 nodes trains one of 8 stages and receives the others once; its own experts stay."""
     layout = Layout(tp=4, pp=8, ep=8, dp=2)
     plan = build_plan(
         trainer_manifests.trainer_rank_manifests(QWEN3_235B, layout),
@@ -343,7 +349,10 @@ from mrl.resharding.planner.topology import Topology
 hf, train, rollout = json.loads(sys.argv[1])
 start = time.process_time()
 train, rollout = Layout(**train), Layout(**rollout)
-plan = build_plan(trainer_manifests.trainer_rank_manifests(hf, train), engine_manifests.engine_rank_manifests(hf, rollout), Topology.shared(train.world_size))
+trainers = trainer_manifests.trainer_rank_manifests(hf, train)
+plan = build_plan(
+    trainers, engine_manifests.engine_rank_manifests(hf, rollout), Topology.shared(train.world_size)
+)
 part = plan.part(train.world_size // 2 + 3)
 seconds = time.process_time() - start
 with open("/proc/self/status") as status:  # getrusage's peak has that of the process that started this one
@@ -361,7 +370,7 @@ print(json.dumps([seconds, peak_kib << 10, sum(len(w.local) + len(w.unpack) for 
     ],
 )
 def test_one_rank_plans_a_real_model_in_time(hf, gpus, tp, ep, most_seconds):
-    """Processor seconds of a fresh process, so that a busy machine does not decide."""
+    """Measure processor seconds of a fresh process, independent of the machine's load."""
     layouts = [{"tp": 4, "pp": 8, "ep": 8, "dp": gpus // 32}, {"tp": tp, "ep": ep, "dp": gpus // tp}]
     done = subprocess.run(
         [sys.executable, "-c", BIG, json.dumps([hf, *layouts])],

@@ -1,4 +1,4 @@
-"""Planned weight syncs between real processes: every slot ends with exactly the bytes its manifest names, or all raise."""
+"""Planned weight syncs between real processes: every slot ends with its manifest's bytes, or all raise."""
 
 import dataclasses
 import datetime
@@ -41,7 +41,7 @@ from tests.resharding.worlds import checkpoint, loaded
 def one_slot(
     rank: int, size: int, port: int, layout: Layout, rollout: Layout, node: int, broken: bool
 ) -> Any:
-    """Both ends of a slot; what comes from ranks of other nodes is counted where it arrives."""
+    """Run both ends of a slot and count bytes from other nodes on arrival."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
     exchange, sizes = RankGroup.exchange, []
@@ -78,7 +78,7 @@ def one_slot(
 def test_every_slot_ends_with_its_bytes_of_which_only_the_plans_cross_nodes(
     layout: Layout, rollout: Layout, slots_per_node: int, broken: bool
 ) -> None:
-    """One slot's error is raised by every rank, and a resend heals."""
+    """Every rank raises one slot's error, and a resend heals it."""
     results = run_ranks(one_slot, layout.world_size, layout, rollout, slots_per_node, broken, seconds=240)
     for error, again, outcome, _, _ in results:
         assert ("broken on purpose in window" in error) == broken
@@ -88,9 +88,6 @@ def test_every_slot_ends_with_its_bytes_of_which_only_the_plans_cross_nodes(
     assert (crossed == 0) == (layout.dp == 4), (
         "with ep2 x dp4 both slots of a node together have every weight"
     )
-
-
-# -- one slot, in this process ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -136,7 +133,7 @@ def test_every_lease_is_given_back_over_many_sessions(slot: Any, sessions: int) 
 
 
 def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(slot, monkeypatch) -> None:
-    """The engine was told the digest of its own layout's plan; nothing is mapped, started or copied for another one."""
+    """The engine got its own layout's digest; for another plan nothing is mapped, started or copied."""
     world, plan, receiver, sender, trainer = slot
     other = build_plan(
         world.trainers, world.engines, world.topology, PlanOptions(bucket_bytes=SYNC.bucket_bytes * 2)
@@ -156,7 +153,7 @@ def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(slot, monke
 
 
 def test_a_lease_of_an_earlier_session_is_refused_before_it_is_opened(slot, monkeypatch) -> None:
-    """A sender that repeats an old session with its old description, while the receiver waits for the next one."""
+    """A sender repeats an old session and its description while the receiver waits for the next."""
     world, plan, receiver, sender, trainer = slot
     old = Session.new(-1, 0, plan.digest)
     _exchange(slot, old)
@@ -190,7 +187,7 @@ def test_leased_memory_that_was_freed_or_is_anothers_cannot_be_opened(slot: Any)
 
 
 def test_leased_files_stay_mapped_show_what_is_written_later_and_hold_no_memory() -> None:
-    """A session after the first one reads through the same mapping; what the owner frees is free although it is mapped."""
+    """Later sessions read the same mapping; memory that the owner frees is free although mapped."""
     segments = [SharedSegment(1 << 20) for _ in range(2)]
     (one,), (other,) = (describe_files([(s.export()["fd"], 1 << 20)]) for s in segments)
     lease = reuse_or_open_lease(None, [one])
@@ -207,7 +204,6 @@ def test_leased_files_stay_mapped_show_what_is_written_later_and_hold_no_memory(
 
 
 def _exchange(slot: Any, session: Session) -> None:
-    """A whole session that must succeed."""
     world, plan, receiver, sender, trainer = slot
     consumer = Parameters(world.engines[0])
     thread = Receiving(receiver, session, consumer)
@@ -216,8 +212,6 @@ def _exchange(slot: Any, session: Session) -> None:
 
 
 class Slow(Parameters):
-    """Takes no window before it may."""
-
     def __init__(self, manifest: RankManifest) -> None:
         super().__init__(manifest)
         self.begun, self.may = threading.Event(), threading.Event()
@@ -229,7 +223,7 @@ class Slow(Parameters):
 
 
 def _lent_at_once(slot: Any, consumer: Parameters, tables: Tables) -> Receiving:
-    """A receiver that was told of a session whose every byte lies in leased memory."""
+    """Return a receiver with a session whose bytes are all in leased memory."""
     _, plan, receiver, sender, trainer = slot
     session = Session.new(-1, 0, plan.digest, full=False)
     thread = Receiving(receiver, session, consumer)
@@ -240,7 +234,7 @@ def _lent_at_once(slot: Any, consumer: Parameters, tables: Tables) -> Receiving:
 
 
 def test_a_receiver_that_was_lent_everything_begins_and_waits_for_no_word(slot: Any) -> None:
-    """Only the end is waited for: whether all ranks got so far is agreed upon behind the copies."""
+    """It waits for the end only; the ranks agree on their progress after the copies."""
     world, plan, receiver, sender, trainer = slot
     consumer = Slow(world.engines[0])
     thread = _lent_at_once(slot, consumer, tables_of(plan.part(0), trainer.leased))
@@ -274,7 +268,7 @@ def test_windows_that_bring_bytes_are_not_taken_at_once(slot: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "what"),
+    ("field", "value", "text"),
     [
         ("source_offset", -1, "leaves its memory"),
         ("source_offset", 1 << 40, "leaves its memory"),
@@ -286,7 +280,7 @@ def test_windows_that_bring_bytes_are_not_taken_at_once(slot: Any) -> None:
         ("wire", 77, "leaves its memory"),
     ],
 )
-def test_a_copy_that_leaves_its_memory_is_refused_before_anything_is_copied(slot, field, value, what) -> None:
+def test_a_copy_that_leaves_its_memory_is_refused_before_anything_is_copied(slot, field, value, text) -> None:
     _, plan, _, _, trainer = slot
     tables = tables_of(plan.part(0), trainer.leased)
     room = [trainer.segment.buffer.numel()]
@@ -296,7 +290,7 @@ def test_a_copy_that_leaves_its_memory_is_refused_before_anything_is_copied(slot
     changed = tables.encode()
     bad = Tables.decode(changed)
     object.__setattr__(bad.windows[0], "local", local)
-    with pytest.raises(WeightSyncError, match=what):
+    with pytest.raises(WeightSyncError, match=text):
         bad.check(room, SYNC.bucket_bytes)
     with pytest.raises(WeightSyncError, match="leaves the leased buffers"):
         tables.check([room[0] // 2], SYNC.bucket_bytes)
@@ -313,12 +307,12 @@ def test_tables_survive_the_wire_and_garbage_does_not(slot: Any) -> None:
 
 
 def test_inside_a_node_a_session_is_three_words() -> None:
-    """The trainer's parameters are read where they lie: nothing is told of windows, and tables are brought once."""
+    """The trainer's parameters are read in place: no window messages, and tables are sent once."""
     manifests = engine_manifests.engine_rank_manifests(TINY, Layout())
     slot, kinds = Slot(BenchTrainer(TINY, Layout(), 0, device=CPU), manifests), []
     (sender,) = slot.weight_sync._senders.values()
     change_messages(sender, lambda message: (kinds.append(message.kind), message)[1])
-    for version, more in enumerate((["tables"], [])):
+    for version, extra in enumerate((["tables"], [])):
         kinds.clear()
-        assert slot.sync(version, full=False) == "" and kinds == ["open", *more, "end", "commit"]
+        assert slot.sync(version, full=False) == "" and kinds == ["open", *extra, "end", "commit"]
     slot.close()

@@ -1,5 +1,4 @@
-"""Weight syncs between real processes that share no memory: every byte, errors that stop all, receivers that
-come and go."""
+"""Weight syncs between processes without shared memory: every byte, errors stop all, receivers change."""
 
 import os
 
@@ -29,7 +28,7 @@ ONE_BREAKS = (Step(-1, 0), Step(0, 1, breaks=True), Step(0, 1), Step(1, 2, whole
 def test_separate_pools_get_every_byte_and_one_receivers_error_stops_all(
     layout: Layout, receivers: int, transport: str
 ) -> None:
-    """By boxes twice around a broken session, then by whole tensors: as many receivers as trainers, fewer, and more."""
+    """Sync by boxes around a broken session, then whole, with fewer and more receivers than trainers."""
     size = layout.world_size
     results = run_ranks(one_process, size + receivers, layout, transport, ONE_BREAKS, seconds=240)
     summary = results[0][2]

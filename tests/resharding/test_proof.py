@@ -1,4 +1,4 @@
-"""Faults between the trainer's parameters and the engine's loader layout: none is committed, all are named, a resend heals."""
+"""Faults between trainer parameters and engine layout are named and never committed; a resend heals."""
 
 import dataclasses
 import datetime
@@ -39,11 +39,10 @@ from tests.resharding.slots import CPU, Slot
 from tests.resharding.worlds import checkpoint, loaded, random_world
 
 BLOCKS = TINY | {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 128, "num_hidden_layers": 2}
-"""Wide enough to be quantised by blocks."""
 
 
 class Acting(StorageConsumer):
-    """Does something when half of what it reads of leased memory is read."""
+    """Acts when half of its leased memory is read."""
 
     def __init__(self, storage: Storage, action: Callable[[], None]) -> None:
         super().__init__(storage)
@@ -56,7 +55,7 @@ class Acting(StorageConsumer):
 
 
 def slot_of(hf: dict[str, Any], trainer: BenchTrainer | None = None, **options: Any) -> Slot:
-    """One trainer rank and one engine rank, quantised where the model is wide enough."""
+    """Return a trainer and an engine rank, quantised if the model is wide enough."""
     manifests = quantised.manifests(
         engine_manifests.engine_rank_manifests(hf, Layout()), "fp8_block" if hf is BLOCKS else "none"
     )
@@ -72,9 +71,6 @@ def slot(request: pytest.FixtureRequest) -> Iterator[Slot]:
     made.close()
 
 
-# -- a table's row -------------------------------------------------------------------------------------------------
-
-
 def leave_out(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
     return np.delete(table, row)
 
@@ -86,7 +82,7 @@ def double(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
 
 
 def shift(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
-    """It begins one row of the parameter too early."""
+    """Start the copy one row of the parameter too early."""
     table = table.copy()
     table["target_offset"][row] -= width
     return table
@@ -94,7 +90,7 @@ def shift(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
 
 @pytest.mark.parametrize("fault", [leave_out, double, shift])
 def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: Any) -> None:
-    """All of it inside its memory: queries, keys and values make one parameter, so that bounds and counts stay right."""
+    """Queries, keys and values are one parameter, so bounds and counts stay correct."""
     feeds = slot.weight_sync.receiver_feeds(RankGroup(None, 60.0, CPU))
     good, tables = feeds[0], feeds[0].tables
     (window,) = tables.windows
@@ -112,14 +108,14 @@ def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: An
 
 
 def test_leased_memory_that_changes_while_it_is_read_is_never_committed(slot: Slot) -> None:
-    """Both versions are right; a mixture of them is neither."""
+    """Both versions are correct; a mixture is not."""
     error = slot.sync(0, Acting(slot.storage, lambda: slot.trainer.fill(1)))
     assert "differ from the trainer's parameters" in error and slot.receiver.progress.version == -1
     assert slot.sync(1) == "" and slot.outcome(1) == (True, None)
 
 
 def test_a_session_that_is_full_is_never_committed_without_a_proof(slot, monkeypatch) -> None:
-    """A sender that says nothing of the trainer's parameters; every byte is right."""
+    """The sender reports no digests; every byte is correct."""
     finish = WeightSender.finish
     with monkeypatch.context() as silent:
         silent.setattr(WeightSender, "finish", lambda self, proof=None: finish(self))
@@ -134,11 +130,8 @@ def test_a_session_that_is_not_full_is_committed_without_a_proof() -> None:
     slot.close()
 
 
-# -- tensors in each other's place ---------------------------------------------------------------------------------
-
-
 class Swapped(BenchTrainer):
-    """Two parameters of one shape, each under the other's name, beside the folder they were loaded from."""
+    """Two parameters of one shape with swapped names, and the folder they were loaded from."""
 
     swapped = True
 
@@ -179,7 +172,7 @@ def test_parameters_under_each_others_names_are_refused_by_the_folder_they_came_
 
 
 def test_what_a_folder_holds_is_digested_where_the_parameters_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A digest of a GPU is not that of a CPU: compared with one another they would refuse every first session."""
+    """GPU and CPU digests differ; comparing them would refuse every first session."""
     plan = build_plan(
         trainer_manifests.trainer_rank_manifests(TINY, Layout()),
         engine_manifests.engine_rank_manifests(TINY, Layout()),
@@ -191,9 +184,9 @@ def test_what_a_folder_holds_is_digested_where_the_parameters_are(monkeypatch: p
     devices: list[str] = []
 
     def digests(pieces: Any) -> list[int]:
-        found = [matrix.device.type for matrix in pieces]
-        devices.extend(found)
-        return [7] * len(found)
+        device_types = [matrix.device.type for matrix in pieces]
+        devices.extend(device_types)
+        return [7] * len(device_types)
 
     monkeypatch.setattr(proof_module, "matrix_digests", digests)
 
@@ -206,7 +199,7 @@ def test_what_a_folder_holds_is_digested_where_the_parameters_are(monkeypatch: p
 
 
 def test_a_plan_for_an_engine_with_two_tensors_in_each_others_place_is_never_committed() -> None:
-    """What the trainer was told is not what the engine's own loaders said."""
+    """The trainer's manifest differs from the engine's own loaders."""
     (right,) = engine_manifests.engine_rank_manifests(TINY, Layout())
     names = [f"model.layers.{n}.self_attn.o_proj.weight" for n in (0, 1)]
     places = dict(zip(names, reversed(names), strict=True))
@@ -221,30 +214,27 @@ def test_a_plan_for_an_engine_with_two_tensors_in_each_others_place_is_never_com
     slot.close()
 
 
-# -- between ranks -------------------------------------------------------------------------------------------------
-
-
 def misplace_a_neighbours_tensor(slot: Slot, rank: int) -> Callable[[], None]:
-    """Rank 1's receiver is told that a tensor of rank 0 begins one element later than it does."""
-    told = RankGroup.all_gather
+    """Report to rank 1's receiver that a tensor of rank 0 begins one element later than it does."""
+    all_gather = RankGroup.all_gather
 
-    def shifted(self: RankGroup, own: Any) -> list[Any]:
-        every = told(self, own)
-        if rank == 1 and isinstance(own, LentMemory):
+    def shifted(self: RankGroup, value: Any) -> list[Any]:
+        every = all_gather(self, value)
+        if rank == 1 and isinstance(value, LentMemory):
             first, *others = every[0].tensors
             first = dataclasses.replace(first, byte_offset=first.byte_offset + 2)
             every[0] = dataclasses.replace(every[0], tensors=[first, *others])
         return every
 
     def mend() -> None:
-        RankGroup.all_gather, slot.weight_sync._feeds = told, None  # type: ignore[method-assign]
+        RankGroup.all_gather, slot.weight_sync._feeds = all_gather, None  # type: ignore[method-assign]
 
     RankGroup.all_gather = shifted  # type: ignore[method-assign]
     return mend
 
 
 def pack_another_row(slot: Slot, rank: int) -> Callable[[], None]:
-    """The first packed run is read one element too late."""
+    """Read the first packed run one element too late."""
     pack = next(w.pack for w in slot.weight_sync.part.windows if len(w.pack))
     pack["source_offset"][0] += rank
 
@@ -255,7 +245,7 @@ def pack_another_row(slot: Slot, rank: int) -> Callable[[], None]:
 
 
 def change_a_replica(slot: Slot, rank: int) -> Callable[[], None]:
-    """Data-parallel ranks that should hold the same; each feeds its own slot."""
+    """Make data-parallel ranks differ; each sends to its own slot."""
     slot.trainer.fill(3 * rank)
     return lambda: slot.trainer.fill(0)
 
@@ -268,7 +258,7 @@ FAULTS: dict[str, tuple[Layout, int, Any]] = {
 
 
 def faulty_ranks(rank: int, size: int, port: int) -> dict[str, Any]:
-    """Each fault once, then mended; and ranks that disagree."""
+    """Inject and mend each fault once, also ranks that disagree."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=90))
     manifests, results = engine_manifests.engine_rank_manifests(TINY, Layout(dp=2)), {}
@@ -306,14 +296,11 @@ def test_faults_between_ranks_are_never_committed_anywhere_and_a_resend_heals() 
             assert (committed, again, outcome) == (-1, "", (True, None)), name
 
 
-# -- cells ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("quantise", "worlds"), [(False, 20), (True, 8), pytest.param(True, 40, marks=pytest.mark.slow)]
 )
 def test_any_layout_is_proved_and_any_byte_changed_is_seen(quantise: bool, worlds: int) -> None:
-    """Random worlds: every cell is one rank's to answer for, they make up all that engines need, and both ends agree."""
+    """In random worlds each cell has one owner, cells cover all needs, and both ends agree."""
     seen = 0
     for seed in range(worlds):
         world = random_world(seed, quantise=quantise)
@@ -323,21 +310,21 @@ def test_any_layout_is_proved_and_any_byte_changed_is_seen(quantise: bool, world
         digests = np.zeros(cells.count, np.uint64)
         for manifest, arrays in zip(world.trainers, held, strict=True):
             proof = TrainerProof(cells, manifest.rank, manifest.tensors, [])
-            own = proof._digests([a.reshape(-1) for a in arrays])
-            assert not (own.astype(bool) & digests.astype(bool)).any()
-            digests += own
+            rank_digests = proof._digests([a.reshape(-1) for a in arrays])
+            assert not (rank_digests.astype(bool) & digests.astype(bool)).any()
+            digests += rank_digests
         results = execute(plan, held)
         for rank, (manifest, arrays) in enumerate(zip(world.engines, results, strict=True)):
             needed = cells.needed(rank)
             engine = EngineProof(list(needed.values()), targets_of(plan, rank), manifest)
-            said = encoded(digests[list(needed)])
-            assert look(engine, arrays, said) == ""
+            sent = encoded(digests[list(needed)])
+            assert look(engine, arrays, sent) == ""
             if needed:
                 tensor = next(t for t in tensors_of_engine(plan, rank) if t.pieces)
                 others = {name: array for name, array in arrays.items() if name != tensor.name}
-                assert "boxes of the engine" in look(engine, others, said)
+                assert "boxes of the engine" in look(engine, others, sent)
                 arrays[tensor.name].reshape(-1).view(torch.uint8)[0] ^= 1
-                assert tensor.pieces[0].tensor in look(engine, arrays, said)
+                assert tensor.pieces[0].tensor in look(engine, arrays, sent)
                 seen += 1
     assert seen > worlds
 
@@ -350,31 +337,29 @@ def targets_of(plan: Plan, rank: int) -> list[Target]:
     return [Target(t.name, t.dtype, t.shape) for t in tensors_of_engine(plan, rank)]
 
 
-def look(engine: EngineProof, arrays: dict[str, torch.Tensor], said: str) -> str:
+def look(engine: EngineProof, arrays: dict[str, torch.Tensor], sent: str) -> str:
     engine.start()
     for name, array in arrays.items():
         engine.digest_target(name, array.reshape(-1))
     try:
-        engine.compare(said)
+        engine.compare(sent)
     except WeightSyncError as error:
         return str(error)
     return ""
 
 
 def test_cells_that_leave_a_hole_or_overlap_are_refused() -> None:
-    (manifest,) = engine_manifests.engine_rank_manifests(TINY, Layout())
-    plan = build_plan(
-        trainer_manifests.trainer_rank_manifests(TINY, Layout()), [manifest], Topology.shared(1)
-    )
+    (needed,) = engine_manifests.engine_rank_manifests(TINY, Layout())
+    plan = build_plan(trainer_manifests.trainer_rank_manifests(TINY, Layout()), [needed], Topology.shared(1))
     cells = list(PlanCells(plan).needed(0).values())
     targets = targets_of(plan, 0)
-    EngineProof(cells, targets, manifest)
+    EngineProof(cells, targets, needed)
     for wrong in (cells[1:], [*cells, cells[0]]):
         with pytest.raises(WeightSyncError, match="the cells to prove do not cover 1 boxes"):
-            EngineProof(wrong, targets, manifest)
+            EngineProof(wrong, targets, needed)
     module = targets[0].name.rpartition(".")[0]
     with pytest.raises(WeightSyncError, match="neither planned nor come whole"):
-        EngineProof(cells, [t for t in targets if t.name.rpartition(".")[0] != module], manifest)
+        EngineProof(cells, [t for t in targets if t.name.rpartition(".")[0] != module], needed)
 
 
 def test_a_matrix_has_one_digest_however_its_rows_lie() -> None:

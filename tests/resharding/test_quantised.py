@@ -1,4 +1,4 @@
-"""The rule of block quantisation, whose blocks they are, and what cannot be planned."""
+"""Block quantisation: the rule, whose blocks they are, and what cannot be planned."""
 
 import random
 
@@ -21,7 +21,7 @@ WIDE = TINY | {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 256
 
 
 def by_hand(weight: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Block by block, as the text says it."""
+    """Quantise block by block, as the text defines it."""
     rows, cols = weight.shape
     values = torch.empty(rows, cols, dtype=torch.float8_e4m3fn)
     scales = torch.empty(-(-rows // block), -(-cols // block))
@@ -73,9 +73,8 @@ def test_a_block_too_small_for_a_scale_has_scale_one(smallest: float) -> None:
     assert values.float().isfinite().all() and scales.item() > 0
 
 
-@pytest.mark.parametrize(
-    "family", sorted({*FAMILIES} - {"gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_moe"})
-)  # float8 is refused for these
+# float8 is refused for the excluded ones
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_moe"}))
 def test_linear_layers_are_quantised_and_nothing_else(family: str) -> None:
     hf = random_config(random.Random(0), family)
     kept = ("norm", "embed_tokens", "lm_head", ".gate.", "_gate.", "bias")
@@ -114,7 +113,7 @@ def test_an_engine_that_cuts_inside_a_block_is_refused() -> None:
 
 
 def test_what_the_trainer_cuts_inside_a_block_comes_whole_with_its_module() -> None:
-    """Expert tensor parallelism cuts 256 columns and rows in four: every expert of a layer goes, attention stays."""
+    """Expert tensor parallelism splits 256 columns and rows in four: experts come whole, attention not."""
     held = trainer_manifests.trainer_rank_manifests(WIDE, Layout(tp=2, dp=2, etp=4))
     needed = [
         quantised.quantised_manifest(m)

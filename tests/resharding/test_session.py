@@ -1,4 +1,4 @@
-"""States of a receiver: what may follow what, and that failed is sticky."""
+"""States of a receiver: valid transitions, and failed is final."""
 
 import pytest
 
@@ -100,7 +100,7 @@ def test_full_comes_after_starts_and_failures_and_every_so_many_versions() -> No
 
 
 def test_a_session_from_any_version_heals_and_never_goes_back() -> None:
-    """After a receiver was lost in the middle of a commit some of the others have the version and some have not."""
+    """If a receiver is lost during a commit, only some of the others have the version."""
     new, failed = ReceiverProgress(), committed(3)
     failed.prepare(Session.new(3, 4, "d"))
     failed.fail()

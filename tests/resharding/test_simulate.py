@@ -1,4 +1,4 @@
-"""The whole chain on plain arrays: trainer layout, plan, bytes, engine layout, against gather-then-load."""
+"""The whole chain on plain arrays (trainer layout, plan, bytes, engine layout) equals gather-then-load."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def check_world(seed: int, *, quantise: bool) -> None:
 
 
 def check_neighbours(world: World, part: SlotPart) -> None:
-    """Engine ranks read what their node holds or their slot alone, by the options, and messages bring the rest."""
+    """Check that engine ranks read their node's bytes, or their slot's only; messages bring the others."""
     topology, reads = world.topology, world.options.read_neighbours
     for slot in (topology.trainer_slots[rank] for rank in part.lenders):
         assert slot == part.slot or (reads and topology.nodes[slot] == topology.nodes[part.slot])

@@ -15,11 +15,11 @@ def pieces(manifest, name: str, chunk: int = 0):
 
 def test_tp_above_the_groups_cuts_through_a_group():
     """Two groups of [16 q, 4 k, 4 v] rows over four ranks: 12 rows each, no row twice."""
-    found = [
+    ranks = [
         pieces(m, "decoder.layers.0.self_attention.linear_qkv.weight")
         for m in trainer_manifests.trainer_rank_manifests(QWEN3_MOE, Layout(tp=4))
     ]
-    assert [[(p.tensor.split(".")[4], p.start[0], p.shape[0]) for p in rank] for rank in found[:2]] == [
+    assert [[(p.tensor.split(".")[4], p.start[0], p.shape[0]) for p in rank] for rank in ranks[:2]] == [
         [("q_proj", 0, 12)],
         [("q_proj", 12, 4), ("k_proj", 0, 4), ("v_proj", 0, 4)],
     ]
@@ -27,17 +27,17 @@ def test_tp_above_the_groups_cuts_through_a_group():
 
 def test_a_rank_holds_its_gate_rows_then_its_up_rows():
     manifest = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, Layout(tp=2, ep=1, etp=2), spec=LOCAL)[1]
-    found = pieces(manifest, "decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight")
-    names = [p.tensor.removeprefix("model.layers.0.mlp.experts.3.") for p in found]
+    slices = pieces(manifest, "decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight")
+    names = [p.tensor.removeprefix("model.layers.0.mlp.experts.3.") for p in slices]
     assert names == ["gate_proj.weight", "up_proj.weight"]
-    assert [(p.start, p.shape, p.local_start) for p in found] == [
+    assert [(p.start, p.shape, p.local_start) for p in slices] == [
         ((4, 0), (4, 16), (0, 0)),
         ((4, 0), (4, 16), (4, 0)),
     ]
 
 
 def test_stacked_experts_follow_one_another():
-    """The trainer's form: of each expert the rank's gate rows, then its up rows; of the down projections its columns."""
+    """A rank has its gate rows, then its up rows, and columns of the down projection, per expert."""
     manifest = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, Layout(tp=2, ep=1, etp=2))[1]
     expert, rows = "model.layers.0.mlp.experts.", pieces(manifest, "decoder.layers.0.mlp.experts.weight1")
     at_3 = [(p.tensor, p.start, p.shape, p.local_start) for p in rows[6:8]]

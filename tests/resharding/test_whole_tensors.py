@@ -1,4 +1,4 @@
-"""What engines take otherwise than by boxes is named, counted and comes whole, as rows of the plan; for the known families it is nothing."""
+"""Tensors that cannot be planned are named, counted and come whole; known families have none."""
 
 from typing import Any
 
@@ -23,12 +23,12 @@ from tests.resharding.wires import store
 from tests.resharding.worlds import FAMILIES, random_world
 
 ODD = "model.layers.1.self_attn.qkv_proj"
-"""A module that, for these tests, an engine fills by something else than copies of boxes."""
+"""A module that engines in these tests fill by other means than copies of boxes."""
 WHOLE = tuple(f"model.layers.1.self_attn.{p}_proj.weight" for p in "kqv")
 
 
 def traced() -> tuple[RankManifest, RankManifest]:
-    """(all of one engine rank's parameters, what a trace of it can place)."""
+    """Return (all parameters of an engine rank, those that its trace can place)."""
     (full,) = engine_manifests.engine_rank_manifests(TINY, Layout())
     placed = [t for t in full.tensors if not t.name.startswith(ODD)]
     assert len(placed) == len(full.tensors) - 1
@@ -36,8 +36,6 @@ def traced() -> tuple[RankManifest, RankManifest]:
 
 
 class Counting(StorageConsumer):
-    """Counts what comes whole, or breaks at it."""
-
     def __init__(self, storage: Storage, broken: bool = False) -> None:
         super().__init__(storage)
         self.whole: list[str] = []
@@ -52,7 +50,7 @@ class Counting(StorageConsumer):
 
 @pytest.mark.parametrize("transport", ["auto", "distributed", "nixl"])
 def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -> None:
-    """Two windows and more, in which whole tensors come beside parameters; an error there fails the session."""
+    """Whole tensors come with parameters in two or more windows; an error there fails the session."""
     full, manifest = traced()
     meeting = store()
     sync = SyncSection(bucket_bytes=8 << 10, deadline_seconds=60.0, transport=transport)
@@ -73,7 +71,7 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
 
 
 def test_query_groups_inside_blocks_come_whole_and_are_quantised_on_arrival() -> None:
-    """Megatron interleaves groups of 128 rows of queries, 64 of keys and 64 of values: the last two lie inside blocks."""
+    """Megatron interleaves 128 query, 64 key and 64 value rows; the last two are inside blocks."""
     hf = TINY | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 128}
     manifest = quantised.quantised_manifest(engine_manifests.engine_rank_manifests(hf, Layout())[0])
     slot = Slot(BenchTrainer(hf, Layout(), 0, device=CPU), [manifest])
@@ -90,20 +88,18 @@ def test_query_groups_inside_blocks_come_whole_and_are_quantised_on_arrival() ->
 
 def test_a_whole_tensor_that_no_trainer_holds_is_named() -> None:
     _, manifest = traced()
-    unknown = RankManifest.of(0, manifest.tensors, (*manifest.unplanned, "model.extra.weight"))
+    other = RankManifest.of(0, manifest.tensors, (*manifest.unplanned, "model.extra.weight"))
     receiver = Receiver(deadline_seconds=1.0, device=CPU)
     trainer = BenchTrainer(TINY, Layout(), 0, device=CPU)
     with pytest.raises(WeightSyncError, match=r"model\.extra\.weight"):
-        PlannedSync(
-            trainer, SyncSection(), [receiver.address], [unknown], topology=Topology.shared_slots([0])
-        )
+        PlannedSync(trainer, SyncSection(), [receiver.address], [other], topology=Topology.shared_slots([0]))
     receiver.close()
     trainer.close()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_of_the_known_families_comes_whole(family: str) -> None:
-    """Live engines' manifests equal these (vllm/test_trace), so it holds for them too."""
+    """Live engines' manifests equal these (vllm/test_trace), so this is true of them too."""
     for seed in range(5):
         world = random_world(seed, family=family)
         plan = build_plan(world.trainers, world.engines, world.topology, world.options)

@@ -1,4 +1,4 @@
-"""The order of a planned session's windows at one trainer rank: packed while the one before is on its way, and never half ended."""
+"""The order of a planned session's windows at one trainer rank: pack while the previous one is in flight."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ NUM_WINDOWS = len(PART.windows)
 
 
 class Alone(RankGroup):
-    """One rank that writes down what it does with the others."""
+    """One rank that records its calls to the others."""
 
     def __init__(self, events: list[Any]) -> None:
         super().__init__(None, 5.0, CPU)
@@ -32,7 +32,7 @@ class Alone(RankGroup):
 
 
 class Recorder:
-    """A lane that sends nothing, and breaks where it is told to."""
+    """A lane that sends nothing, and fails on request."""
 
     def __init__(self, events: list[Any], broken: int | None = None) -> None:
         self._events, self._broken = events, broken
@@ -70,14 +70,14 @@ def test_a_window_is_packed_between_the_start_and_the_end_of_the_one_before(even
 
 
 def test_what_is_under_way_is_ended_before_a_rank_says_that_it_failed(events: list[Any]) -> None:
-    """Else bytes of a failed session could arrive in the buckets of the next one."""
+    """Otherwise bytes of a failed session could arrive in the next one's buckets."""
     with pytest.raises(ValueError, match="broke on purpose"):
         run_session._send_windows([], PART, [], Recorder(events, broken=2), Alone(events))
     assert events[-2:] == [("start", 1), ("finish", 1)]
 
 
 class Counted(RankGroup):
-    """Starts nothing; writes down what is started and ended."""
+    """Records exchanges and waits without performing them."""
 
     def __init__(self, events: list[Any]) -> None:
         super().__init__(None, 5.0, CPU)

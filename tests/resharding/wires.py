@@ -1,7 +1,6 @@
-"""The transports under one face, so that one suite of tests holds for all of them.
+"""All transports behind one interface, so that one suite of tests covers them.
 
-CUDA IPC is not among them: both ends are threads of one process in most of these tests, and by CUDA's documentation a
-handle is for another process to open. What tests/gpu sends goes between two processes.
+CUDA IPC is missing: most of these tests use threads of one process, and CUDA requires two (see tests/gpu).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from mrl.resharding.wire.slot_link import SlotLink
 from tests.forking import process_kind
 
 End = process_kind("tests.resharding.exchanges", "tests.resharding.faults")
-"""A process at one end of a wire, without the half minute of imports that a trainer's ranks need."""
+"""A process at one end of a wire, without a trainer rank's half minute of imports."""
 MESHES = ("distributed", "nixl")
 KINDS = ("shared_memory", *MESHES)
 
@@ -31,7 +30,7 @@ class Wire:
 
     kind: str
     port: int = 0
-    """Of the store at which the ends of a mesh meet."""
+    """Port of the store at which the ends of a mesh meet."""
     device: ClassVar[torch.device] = torch.device("cpu")
 
     def receiver(self, seconds: float) -> Receiver:
@@ -54,5 +53,5 @@ class Wire:
 
 
 def store() -> dist.TCPStore:
-    """Where a mesh meets; it lives as long as the object."""
+    """Return the store of a mesh; it lives as long as the object."""
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

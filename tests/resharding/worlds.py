@@ -1,4 +1,4 @@
-"""Random small models and layouts, with the checkpoint they share. Used by the planner's tests."""
+"""Random small models and layouts with a shared checkpoint, for the planner's tests."""
 
 import dataclasses
 import random
@@ -19,10 +19,11 @@ from mrl.resharding.transfer import fp8
 from mrl.resharding.transfer.copies import DTYPES
 
 QWEN3_MOE = {
-    "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "head_dim": 4, "num_experts": 8, "moe_intermediate_size": 8, "intermediate_size": 16,
+    "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4, "num_experts": 8,
+    "moe_intermediate_size": 8, "intermediate_size": 16,
 }  # fmt: skip
-"""A model that is no random one: small, and every layer of experts."""
+"""A fixed small model, in which every layer has experts."""
 FAMILIES = (
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "mixtral", "deepseek_v3", "glm4_moe"),
     *("qwen3_5", "qwen3_5_moe"),
@@ -43,8 +44,7 @@ class World:
 
 
 def random_world(seed: int, *, family: str | None = None, quantise: bool = False) -> World:
-    """A world that both engines would accept; refused combinations are drawn again. `quantise`: the rollout's linear
-    layers by blocks of 2 x 2 or 4 x 4."""
+    """Return a world that both engines accept; redraw refused ones. `quantise`: 2 x 2 or 4 x 4 blocks."""
     rng = random.Random(seed)
     while True:
         hf = random_config(rng, family or rng.choice(FAMILIES))
@@ -133,7 +133,7 @@ def _world(rng: random.Random, hf: dict) -> World:
 
 
 def random_topology(rng: random.Random, num_trainers: int, num_engine_ranks: int) -> Topology:
-    """Shared slots, separate pools, or anything between, with ranks on slots in any order."""
+    """Return shared slots, separate resource pools, or anything between, with ranks in any order."""
     kind = rng.choice(["shared", "separate", "any"])
     if kind == "shared" and num_trainers <= num_engine_ranks:
         return Topology.shared(
@@ -157,24 +157,22 @@ def box(start, shape):
 
 
 def checkpoint(world: World) -> dict[str, torch.Tensor]:
-    """Full tensors of random bits in the dtype the trainer stores them in."""
+    """Return full tensors of random bits in the trainer's dtypes."""
     dtypes = {piece.tensor: t.dtype for m in world.trainers for t in m.tensors for piece in t.pieces}
     full = {}
-    for tensor in family_of(world.hf).checkpoint_tensors(world.hf):
-        dtype, rng = DTYPES[dtypes[tensor.name]], np.random.default_rng(zlib.crc32(tensor.name.encode()))
+    for spec in family_of(world.hf).checkpoint_tensors(world.hf):
+        dtype, rng = DTYPES[dtypes[spec.name]], np.random.default_rng(zlib.crc32(spec.name.encode()))
         if dtype is torch.bfloat16 and not world.quantised:
-            bits = rng.integers(0, 1 << 16, tensor.shape, dtype=np.uint16)
-            full[tensor.name] = torch.from_numpy(bits.view(np.int16)).view(dtype)
+            bits = rng.integers(0, 1 << 16, spec.shape, dtype=np.uint16)
+            full[spec.name] = torch.from_numpy(bits.view(np.int16)).view(dtype)
         else:  # numbers: those that are quantised must have a largest
             scale = rng.choice([0, 1e-30, 1.0, 1e30]) if dtype is torch.bfloat16 else 1.0
-            full[tensor.name] = torch.from_numpy(np.asarray(rng.standard_normal(tensor.shape) * scale)).to(
-                dtype
-            )
+            full[spec.name] = torch.from_numpy(np.asarray(rng.standard_normal(spec.shape) * scale)).to(dtype)
     return full
 
 
 def poisoned(tensor: LocalTensor) -> torch.Tensor:
-    """A tensor of a manifest, every byte of which is 0xFF: as bfloat16 or float32 it reads NaN."""
+    """Return a manifest's tensor with every byte 0xFF, which is NaN in bfloat16 and float32."""
     return (
         torch.full((tensor_bytes(tensor),), 0xFF, dtype=torch.uint8)
         .view(DTYPES[tensor.dtype])
@@ -187,7 +185,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def loaded(manifest: RankManifest, full: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """A rank's tensors filled from whole checkpoint tensors; elements no box covers hold the poison."""
+    """Return a rank's tensors filled from checkpoint tensors; uncovered elements stay poisoned."""
     tensors = []
     for local in manifest.tensors:
         tensors.append(poisoned(local))
@@ -199,20 +197,18 @@ def loaded(manifest: RankManifest, full: dict[str, torch.Tensor]) -> list[torch.
 
 
 def gathered(world: World, storages: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Whole tensors put together from what the trainer ranks hold: the oracle's first half."""
+    """Gather whole tensors from the trainer ranks (the oracle's first half)."""
     shapes = {tensor.name: tensor.shape for tensor in family_of(world.hf).checkpoint_tensors(world.hf)}
     full: dict[str, torch.Tensor] = {}
     for manifest, tensors in zip(world.trainers, storages, strict=True):
         for local, tensor in zip(manifest.tensors, tensors, strict=True):
-            for piece in local.pieces:
-                if piece.tensor not in full:
-                    full[piece.tensor] = torch.zeros(shapes[piece.tensor], dtype=tensor.dtype)
-                full[piece.tensor][box(piece.start, piece.shape)] = tensor[
-                    box(piece.local_start, piece.shape)
-                ]
+            for part in local.pieces:
+                if part.tensor not in full:
+                    full[part.tensor] = torch.zeros(shapes[part.tensor], dtype=tensor.dtype)
+                full[part.tensor][box(part.start, part.shape)] = tensor[box(part.local_start, part.shape)]
     return full
 
 
 def as_engines_want(world: World, full: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Whole tensors as engines load them: quantised where the engines are (the oracle's second half)."""
+    """Return whole tensors as engines load them, quantised if the engines are (second half)."""
     return dict(fp8.whole_tensors(full.items(), world.options.quantise_block if world.quantised else 0))

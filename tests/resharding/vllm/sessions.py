@@ -1,4 +1,4 @@
-"""Sessions into a real engine, and what tests of several files ask it; used by tests of vLLM's side."""
+"""Sessions into a real engine, shared by tests of vLLM's side."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ ASKED = driving.requests(12, seed=2, ignore_stop=True)
 
 
 def sync_weights(host: EngineHost, feeder: Feeder, folder: Path, drop: str | None = None) -> Any:
-    """One session; the engine's error is raised, the sender's are returned."""
+    """Run one session; raise the engine's error, return the senders'."""
     weights = {name: w for name, w in read(folder).items() if name != drop}
     version = host.call(driving.version)
     session = feeder.session(weights, version, version + 1)
@@ -45,7 +45,7 @@ def described(host: EngineHost, folder: Path) -> list[RankManifest]:
 
 
 def planned_session(host: EngineHost, trainer: LeasedRank, feeder: Feeder, plan: Plan) -> list[Exception]:
-    """One session by the plan; the engine's error is raised, the sender's are returned."""
+    """Run one planned session; raise the engine's error, return the senders'."""
     version = host.call(driving.version)
     session = Session.new(version, version + 1, plan.digest)
     feeding = Feeding(feeder.senders[:1], session, plan, trainer)

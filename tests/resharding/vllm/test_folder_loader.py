@@ -1,4 +1,4 @@
-"""An engine that reads a folder with a model of images itself serves the model of text in it."""
+"""An engine that reads an image model's folder itself serves its text model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASKED = driving.requests(12, seed=3, ignore_stop=True)
 
 
 def served(folder: Path, **settings: object) -> list[Completion]:
-    """What an engine says that read the folder, in which lie tensors that nobody serves."""
+    """Return responses of an engine that read the folder, which also has unused tensors."""
     assert any(name.startswith("model.visual.") for name in tensor_files(folder))
     with contextlib.closing(host_of(folder, engine={"real_weights": True}, **settings)) as host:
         return host.call(driving.generate, ASKED)
@@ -39,7 +39,7 @@ def test_all_families_that_carry_tensors_are_here() -> None:
     ("family", "tp", "widths"), [("qwen3_5", 1, {}), ("qwen3_5_moe", 2, {"moe_intermediate_size": 64})]
 )
 def test_the_text_beside_images_is_read(family: str, tp: int, widths: dict[str, Any], tmp_path: Path) -> None:
-    """Also by workers in processes of their own, and experts that are packed."""
+    """Also with workers in separate processes and packed experts."""
     folder = write_model(tmp_path / family, family, served=True, **widths)
     answers = served(folder, dtype="float32", tp=tp)
     # transformers' own float32 is 1e-4 off float64 with delta nets of these widths
@@ -47,13 +47,15 @@ def test_the_text_beside_images_is_read(family: str, tp: int, widths: dict[str, 
 
 
 def test_float8_text_beside_images_is_read(tmp_path: Path) -> None:
-    """As Qwen3.5's FP8 folders are published, with each expert by itself: nearer to what the values mean than to what they
-    were before. Of the middle response, since a router's near-tie moves single ones far."""
+    """Qwen3.5's FP8 form, experts unpacked: results match the float8 values, not the original ones.
+
+    The middle response counts, because near-ties of a router move single ones far."""
     widths = dict.fromkeys(
         ("head_dim", "moe_intermediate_size", "shared_expert_intermediate_size", "linear_key_head_dim"), 128
     )
     source = write_model(
-        tmp_path / "source", "qwen3_5_moe", dtype=torch.bfloat16, hidden_size=256, linear_value_head_dim=128, **widths
+        tmp_path / "source", "qwen3_5_moe",
+        dtype=torch.bfloat16, hidden_size=256, linear_value_head_dim=128, **widths,
     )  # fmt: skip
     unpack_experts(source)
     publish(source, tmp_path / "published", tmp_path / "wide")

@@ -1,4 +1,4 @@
-"""What a model's own load_weights may do in a reload and under the trace, on vLLM's reload and modules of a few elements."""
+"""Freedoms of a model's own load_weights in a reload and under the trace; vLLM's reload, tiny modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHECKPOINT = [CheckpointTensor(name, tuple(w.shape), "float32") for name, w in T
 
 
 class Model(torch.nn.Module):
-    """Two layers, the first with a bias, each loaded through its parameters' loaders."""
+    """Two layers, the first with a bias, filled by their parameters' loaders."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Model(torch.nn.Module):
 
 
 class LoaderWithoutName(Model):
-    """As vLLM's MiniMax-M2 gives its norms loaders: functools.partial, which has no __name__."""
+    """As in vLLM's MiniMax-M2, norm loaders are functools.partial, which has no __name__."""
 
     def prepare(self, parameter: Any) -> None:
         parameter.weight_loader = functools.partial(default_weight_loader)
 
 
 class CopiesPastItsLoader(Model):
-    """As vLLM's gpt-oss fills its experts: by a copy that no weight loader sees."""
+    """As in vLLM's gpt-oss, a copy fills experts unseen by a weight loader."""
 
     def fill(self, parameter: Any, tensor: torch.Tensor) -> None:
         if tensor.shape == (2, 3):
@@ -73,21 +73,21 @@ class CopiesPastItsLoader(Model):
 
 
 class ZeroesWhatItCopies(Model):
-    """As vLLM's gpt-oss fills the experts' second biases on all tensor-parallel ranks but the first."""
+    """As in vLLM's gpt-oss, second biases are zero on all tensor-parallel ranks but the first."""
 
     def fill(self, parameter: Any, tensor: torch.Tensor) -> None:
         super().fill(parameter, tensor.zero_() if tensor.shape == (3,) else tensor)
 
 
 class Layer(torch.nn.Module):
-    """A module whose tensors a method of vLLM makes."""
+    """A module whose tensors are made by a method of vLLM."""
 
     quant_method: UnquantizedEmbeddingMethod
     weight: torch.nn.Parameter
 
 
 class Tied(Model):
-    """An output layer that is the embedding, each with what vLLM makes of its weight for the machine's products."""
+    """Output layer and embedding share a weight, each in vLLM's form for the machine's products."""
 
     def __init__(self) -> None:
         torch.nn.Module.__init__(self)
@@ -104,7 +104,7 @@ class Tied(Model):
 
 
 def reload(model: Model, tensors: dict[str, torch.Tensor] = TENSORS) -> None:
-    """One session that brings every tensor whole, out of the memory of a trainer rank."""
+    """Run a session that brings every tensor whole out of a trainer rank's memory."""
     plan = plan_of(tensors, 1 << 20)
     part = plan.part(0)
     leased = [LeasedTensor(n, 0, "float32", w.numel()) for n, w in enumerate(tensors.values())]
@@ -126,7 +126,7 @@ def test_a_reload_brings_every_tensor(kind: type[Model]) -> None:
 
 
 def test_a_tied_output_layer_computes_with_what_a_reload_brought() -> None:
-    """On CPU vLLM packs an output layer's weight beside it, and a reload that brings the embedding alone passes it by."""
+    """On CPU vLLM packs the output layer's weight, which a reload of the embedding alone misses."""
     model, hidden, weight = Tied(), torch.randn(2, 64), torch.randn(128, 64)
     reload(model, {"embedding.weight": weight})
     assert model.head.weight is model.embedding.weight
@@ -142,16 +142,16 @@ def test_a_copy_past_the_loader_is_an_error_by_name() -> None:
 def test_the_trace_sees_biases_and_changes_nothing(kind: type[Model]) -> None:
     model = kind()
     before = {name: (p, p.clone()) for name, p in model.named_parameters()}
-    found = traced_manifest(model, CHECKPOINT, rank=0)
-    assert {t.name: t.pieces for t in found.tensors} == {
+    manifest = traced_manifest(model, CHECKPOINT, rank=0)
+    assert {t.name: t.pieces for t in manifest.tensors} == {
         t.name: (TensorSlice(t.name, (0,) * len(t.shape), t.shape, (0,) * len(t.shape)),) for t in CHECKPOINT
     }
-    assert found.unplanned == ()
+    assert manifest.unplanned == ()
     for name, parameter in model.named_parameters():
         assert parameter is before[name][0] and torch.equal(parameter, before[name][1])
 
 
 def test_a_loader_that_changes_what_it_copies_is_seen_by_the_trace() -> None:
-    """Its copy alone would look like a box, and a plan would bring what the loader zeroes."""
+    """Its copy alone looks like a box, and a plan would bring what the loader zeroes."""
     with pytest.raises(WeightSyncError, match=r"first\.bias is changed before it is copied"):
         traced_manifest(ZeroesWhatItCopies(), CHECKPOINT, rank=1)

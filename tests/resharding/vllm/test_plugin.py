@@ -1,4 +1,4 @@
-"""Weight syncs into real vLLM modules: errors anywhere leave an engine that serves nothing, and a resend heals it bit for bit."""
+"""Weight syncs into real vLLM modules: after an error the engine serves nothing; a resend heals exactly."""
 
 import threading
 import time
@@ -38,7 +38,7 @@ def feeder(tiny_engine: EngineHost) -> Iterator[Feeder]:
 
 @pytest.fixture(scope="module")
 def fresh_answers(tiny_model: Path) -> list[list[float]]:
-    """Log-probs of another engine that read the folder itself: no weight sync touched it."""
+    """Return log-probs of another engine that read the folder and had no weight sync."""
     host = host_of(tiny_model, engine={"real_weights": True})
     answers = host.call(driving.generate, ASKED)
     host.close()
@@ -46,7 +46,7 @@ def fresh_answers(tiny_model: Path) -> list[list[float]]:
 
 
 def direct_modules(engine: RolloutEngine) -> list[str]:
-    """The modules that a plan would write in place, of those with parameters; the model is then put back."""
+    """Return modules that a plan would write in place; the model is then restored."""
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
     from mrl.resharding.vllm import in_place, modules
@@ -55,9 +55,9 @@ def direct_modules(engine: RolloutEngine) -> list[str]:
         model = worker.model_runner.model
         initialize_layerwise_reload(model)
         holding = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
-        found = [name for name in holding if in_place.is_direct(model.get_submodule(name))]
+        direct = [name for name in holding if in_place.is_direct(model.get_submodule(name))]
         modules.put_back(model)
-        return found
+        return direct
 
     return engine._engine.collective_rpc(look)[0]
 
@@ -76,7 +76,7 @@ def test_only_what_vllm_packs_elsewhere_is_staged(tiny_engine, tiny_model, feede
 
 
 def break_loading(engine: RolloutEngine, where: str) -> None:
-    """From now on the loader raises once: at its first, middle or last tensor, or between a module's tensors."""
+    """Make the loader raise once: at its first, middle or last tensor, or between a module's tensors."""
     from mrl.resharding.vllm.modules import PlanLoader
 
     load, seen = PlanLoader._load, []
@@ -109,7 +109,7 @@ def break_finish(engine: RolloutEngine) -> None:
 def test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit(
     tiny_engine: EngineHost, tiny_model: Path, tmp_path: Path, feeder: Feeder, fresh_answers: list, where: str
 ) -> None:
-    """The broken session carries other weights, so that anything left of it would show."""
+    """The broken session has other weights, so that any remainder would show."""
     sync_weights(tiny_engine, feeder, tiny_model)
     version = tiny_engine.call(driving.version)
     other = write_model(tmp_path / "other", **ENGINE_SHAPE, seed=9)
@@ -168,11 +168,8 @@ def footprint(engine: RolloutEngine) -> Footprint:
     return Footprint.now()
 
 
-# -- by the plan --------------------------------------------------------------------------------------------------
-
-
 def break_processing(engine: RolloutEngine, number: int) -> None:
-    """The number-th module to be processed under a plan raises once, half way through the model."""
+    """Make the number-th module processed under a plan raise once, midway through the model."""
     from mrl.resharding.vllm import modules
 
     process, seen = modules._layerwise_process, []
@@ -190,7 +187,7 @@ def break_processing(engine: RolloutEngine, number: int) -> None:
 def test_a_planned_weight_sync_gives_what_a_fresh_engine_has(
     tiny_engine: EngineHost, tiny_model: Path, tmp_path: Path, feeder: Feeder, fresh_answers: list
 ) -> None:
-    """Other weights first, an error in the middle of them, then the folder's: to the last bit."""
+    """Other weights first, with an error midway, then the folder's: equal to the last bit."""
     other = write_model(tmp_path / "other", **ENGINE_SHAPE, seed=11)
     weights = read(tiny_model)
     (tensors,) = spread(weights, 1)
@@ -216,7 +213,7 @@ def test_a_planned_weight_sync_gives_what_a_fresh_engine_has(
 
 
 def receive_asleep(engine: RolloutEngine, session: Session, tag: str) -> None:
-    """A weight sync while a part of the engine's memory is given away, as `sleep` notes it."""
+    """Run a weight sync while part of the engine's memory is given away, as `sleep` records it."""
     engine._awake.discard(tag)
     try:
         engine.receive(session)
@@ -249,9 +246,6 @@ def test_a_sleeping_engine_takes_and_serves_nothing_and_goes_on_when_awake(
     assert len(tiny_engine.call(driving.generate, ASKED)) == len(ASKED)
 
 
-# -- tensor parallel workers --------------------------------------------------------------------------------------
-
-
 def named_files(engine: RolloutEngine) -> list[Path]:
     return [*engine._scratch.note_segments(), *engine._scratch.folder.glob("vllm_dist_*")]
 
@@ -261,7 +255,7 @@ def sockets() -> set[str]:
 
 
 def receive_planned(engine: RolloutEngine, session: tuple, both: list[RankManifest], folder: str) -> None:
-    """The engine's side of `one_trainer_rank`: the same plan has the same digest here."""
+    """Receive from `one_trainer_rank`; the same plan has the same digest here."""
     ranks = spread(read(Path(folder)), 2)
     plan = build_plan(
         [RankManifest.of(r, t) for r, t in enumerate(ranks)],
@@ -291,11 +285,11 @@ def test_two_workers_serve_the_same_and_die_with_their_owner(two_workers, tiny_m
 
     plan_session = ("1" * 32, 0, 1)
     run = threading.Thread(
-        target=lambda: sent.extend(run_ranks(one_trainer_rank, 2, str(other), *rest, seconds=400))
+        target=lambda: sent.extend(run_ranks(one_trainer_rank, 2, str(other), *arguments, seconds=400))
     )
     other, sent = write_model(tmp_path / "other", **ENGINE_SHAPE, seed=12), []
     both = [RankManifest.of(i, m.tensors) for i, m in enumerate(described(host, tiny_model))]
-    rest = (host.call(driving.addresses), both, plan_session)
+    arguments = (host.call(driving.addresses), both, plan_session)
     run.start()
     host.call(receive_planned, plan_session, both, str(other), seconds=450)
     run.join(450)

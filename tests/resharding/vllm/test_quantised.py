@@ -1,4 +1,4 @@
-"""Engines with block-quantised weights: what a weight sync brings is what vLLM reads from a folder quantised by the same rule."""
+"""Block-quantised engines: a weight sync brings what vLLM reads from a folder quantised by the same rule."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ ASKED = driving.requests(12, seed=3, ignore_stop=True)
 
 
 def rewrite(source: Path, target: Path, *, keep_quantised: bool) -> Path:
-    """The folder with its linear weights quantised, or quantised and made wide again (what such an engine computes with)."""
+    """Write the folder with quantised linear weights, or with those made wide again as engines do."""
     weights = dict(fp8.whole_tensors(load_file(source / "model.safetensors").items(), BLOCK))
     config = json.loads((source / "config.json").read_text())
     if keep_quantised:
@@ -64,8 +64,8 @@ def test_brought_by_boxes_whole_and_read_from_a_folder_are_the_same_to_the_last_
         PlanOptions(bucket_bytes=SYNC.bucket_bytes),
     )
     linear = sum(w.numel() for n, w in weights.items() if quantised.quantises(n))
-    rest = sum(w.nbytes for n, w in weights.items() if not quantised.quantises(n))
-    assert not plan.whole_tensors and plan.summary()["bytes_needed"] == linear + linear // 128**2 * 4 + rest
+    kept = sum(w.nbytes for n, w in weights.items() if not quantised.quantises(n))
+    assert not plan.whole_tensors and plan.summary()["bytes_needed"] == linear + linear // 128**2 * 4 + kept
     trainer = LeasedRank(tensors, list(weights.values()))
     assert planned_session(host, trainer, feeder, plan) == []
     answers = host.call(driving.generate, ASKED)

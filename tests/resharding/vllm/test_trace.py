@@ -1,4 +1,4 @@
-"""Engine manifests from a layout against those a real vLLM engine gives, for every family."""
+"""Engine manifests from a layout equal those of a real vLLM engine, for every family."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"mlp_only_layers": [1]},
     "phi3": {"num_key_value_heads": 1},
 }
-"""Fewer heads of keys than ranks, and a layer without experts."""
+"""Fewer key heads than ranks, and a layer without experts."""
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     ],
 )
 def test_layout_and_live_engine_agree(family, tmp_path):
-    """Of two ranks; one of each family is in tests/mrl/training/test_family_matrix.py."""
+    """On two ranks; tests/mrl/training/test_family_matrix.py has one rank of each family."""
     manifests, hf = traced(family, tmp_path)
     expected = engine_manifests.engine_rank_manifests(hf, Layout(tp=2))
     for ours, theirs in zip(expected, manifests, strict=True):
@@ -50,7 +50,6 @@ def test_layout_and_live_engine_agree(family, tmp_path):
     ["qwen3_moe", *(pytest.param(family, marks=pytest.mark.slow) for family in ("deepseek_v3", "gpt_oss"))],
 )
 def test_layout_and_live_engine_agree_where_experts_are_dealt_out(family, tmp_path):
-    """As rollout.expert_parallel starts it."""
     manifests, hf = traced(family, tmp_path, expert_parallel=True)
     expected = engine_manifests.engine_rank_manifests(hf, Layout(tp=2, ep=2))
     assert [by_name(manifest) for manifest in manifests] == [by_name(manifest) for manifest in expected]
@@ -59,7 +58,7 @@ def test_layout_and_live_engine_agree_where_experts_are_dealt_out(family, tmp_pa
 
 
 def traced(family: str, folder: Path, **rollout: Any) -> tuple[list[RankManifest], dict]:
-    """The manifests of a real engine's workers, and the config it was started with; asking changes nothing that it serves."""
+    """Return the manifests of a real engine's workers and its config; serving is unaffected."""
     experts = {"moe_intermediate_size": 64} if "moe_intermediate_size" in FAMILIES[family][1] else {}
     changes = {"num_hidden_layers": 3} | experts | CHANGES.get(family, {})
     model = write_model(folder / family, family, served=True, **changes)
@@ -75,8 +74,7 @@ def traced(family: str, folder: Path, **rollout: Any) -> tuple[list[RankManifest
 
 
 def by_name(manifest: RankManifest) -> dict:
-    """Parameters by name, their boxes in order of place: the order of parameters is the engine's business, and so is the type of
-    biases, which vLLM keeps in float32 on processors with AMX (dispatch_cpu_unquantized_gemm)."""
+    """Return parameters by name with ordered boxes, without order and bias types, which are vLLM's choice."""
     return {
         t.name: dataclasses.replace(
             t,

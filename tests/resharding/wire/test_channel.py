@@ -1,4 +1,4 @@
-"""The ends of a channel that nobody closed."""
+"""Ends of a channel that were not closed."""
 
 import gc
 import time
@@ -11,7 +11,7 @@ from tests.resharding.wires import End
 
 
 def forget(host: str | None) -> None:
-    """Both ends, in a cycle as the frames of an error make one, the dialer's with a message that nobody will read."""
+    """Drop both ends in a reference cycle, as an error's frames do, with an unread message."""
     gc.disable()
     listener = Listener(host)
     ends: list[object] = [listener, dialer := Dialer(listener.address)]

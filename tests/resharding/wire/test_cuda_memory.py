@@ -1,4 +1,4 @@
-"""What of device memory holds without a device: how a segment lets go of its buffer."""
+"""Device memory, tested without a device: how a segment releases its buffer."""
 
 import gc
 
@@ -9,7 +9,7 @@ from mrl.resharding.wire.cuda_memory import holders
 
 
 def test_reference_cycles_are_looked_for_where_something_still_holds_a_buffer(monkeypatch) -> None:
-    """It takes a tenth of a second: a weight sync of a handle per tensor closes thousands."""
+    """A search takes 0.1 s, and a weight sync with a handle per tensor closes thousands."""
     looked: list[bool] = []
     monkeypatch.setattr(gc, "collect", lambda: looked.append(True))
     buffer = torch.empty(8, dtype=torch.uint8)

@@ -24,7 +24,7 @@ def data(length: int) -> torch.Tensor:
 
 
 def definition(values: bytes) -> int:
-    """The formula, word by word in Python integers."""
+    """Return the digest by its formula, in Python integers."""
     mask, prime = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
     def signed_shift(value: int, bits: int) -> int:
@@ -47,7 +47,7 @@ def test_on_devices_it_is_the_stated_formula(length: int) -> None:
 
 
 def test_on_cpus_it_is_xxh3() -> None:
-    """The values of the algorithm's own specification, for no bytes and with seed 0."""
+    """Compare with the specification's value for no bytes and seed 0."""
     assert digest_bytes(torch.empty(0, dtype=torch.uint8)) == 0x2D06800538D394C2
 
 
@@ -73,15 +73,12 @@ def test_swapped_pieces_and_zero_padding_change_it(fingerprint: Fingerprint) -> 
     assert len({fingerprint(zeros[:n]) for n in range(65)}) == 65
 
 
-# -- many matrices on a device ------------------------------------------------------------------------------------
-
 SHAPES = [(1, 1), (3, 5), (0, 4), (128, 1 << 9), (257, 300), (1, 32768), (2, 16385), (1, 4 * 8 * (1 << 15))]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64])
 def test_matrices_put_together_have_the_digests_that_each_has_alone(dtype: torch.dtype) -> None:
-    """Every size around a block, odd bytes, odd offsets, rows that do not follow each other, mixed with another
-    dtype."""
+    """Sizes around a block, odd bytes and offsets, strided rows, mixed with another dtype."""
     waiting, expected = DeviceDigests(), []
     for gap in (0, 3):
         for rows, cols in SHAPES:
@@ -94,7 +91,7 @@ def test_matrices_put_together_have_the_digests_that_each_has_alone(dtype: torch
 
 
 class Launches(TorchDispatchMode):
-    """Counts the operations that would be launched on a device; views are none, nor is what is empty."""
+    """Counts operations that a device would launch; views and empty results do not count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +108,7 @@ class Launches(TorchDispatchMode):
 
 
 def test_a_device_is_asked_some_times_for_64_mib_however_many_matrices_there_are() -> None:
-    """All experts of a layer of Qwen3-30B-A3B, each with its two matrices in a tensor of its own: 1.2 GB."""
+    """All experts of a layer of Qwen3-30B-A3B, each with two separate matrices: 1.2 GB."""
     fused = torch.empty(1536 * 2048, dtype=torch.bfloat16, device="meta")
     down = torch.empty(2048 * 768, dtype=torch.bfloat16, device="meta")
     waiting = DeviceDigests()

@@ -1,4 +1,4 @@
-"""A store at an address of loopback is reached from this machine alone."""
+"""A store at a loopback address is reachable from this machine only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes meet through a store, be it a file on their machine or a port, and hear what each said."""
+"""Processes meet through a store, in a local file or at a port, and read each other's messages."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Messages of a mesh: those that cannot be started are lost like any other, and NCCL's go in batches."""
+"""Messages of a mesh: those that cannot start count as lost, and NCCL's go in batches."""
 
 import datetime
 from typing import Any
@@ -16,8 +16,6 @@ def mesh_over(group: Any) -> Mesh:
 
 
 class Gone:
-    """A group whose other members have left."""
-
     supports_coalescing = False
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
@@ -35,7 +33,7 @@ def test_a_refused_message_is_told_at_the_wait(way: str) -> None:
 
 
 class Recorded:
-    """What ProcessGroupNCCL is asked: it gives one work for a batch, and none for what stands inside."""
+    """Records calls of ProcessGroupNCCL, which returns one work per batch and none inside it."""
 
     supports_coalescing = True
 

@@ -1,4 +1,4 @@
-"""NIXL agents of one process: writes reach the place that was meant, in order and with their digest; who is gone is missed."""
+"""NIXL agents of one process: writes arrive in place, in order, with their digest; lost peers are noticed."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Nameless shared memory: the peer sees the same bytes, the owner's end frees it, nothing else can be opened as one."""
+"""Anonymous shared memory: both ends see equal bytes, the owner's end frees it, other files are refused."""
 
 import multiprocessing
 import os
