@@ -1,7 +1,7 @@
 """The documentation site: `make docs` (Sphinx, MyST, furo). A link that leads nowhere is an error.
 
-The pages are what lies in the repository; docs/README.md is the front page, and its headings and links are the site's order.
-Pictures are Mermaid's, drawn in the browser by a script that the site ships: it opens from disk and asks no network.
+Its pages are those of the repository; docs/README.md is the front page, whose headings and links are the order.
+The browser draws Mermaid pictures by a script that the site ships: it opens from disk and needs no network.
 """
 
 import hashlib
@@ -35,8 +35,9 @@ GENERATED = ("settings", "metrics")
 """Pages that `make docs` makes from the code (mrl/pages.py); without them the site has no part "Lists"."""
 SCRIPT = "mermaid.min.js"
 SCRIPT_DIGEST = "74d7c46dabca328c2294733910a8aa1ed0c37451776e8d5295da38a2b758fb9b"
-"""SHA-256 of dist/mermaid.min.js in npm's mermaid 11.16.0, which the package artoo-mermaid carries byte for byte."""
-START = "mermaid.initialize({startOnLoad: true, theme: matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'default'})"
+"""SHA-256 of dist/mermaid.min.js in npm's mermaid 11.16.0, which the package artoo-mermaid contains."""
+THEME = "matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'default'"
+START = f"mermaid.initialize({{startOnLoad: true, theme: {THEME}}})"
 
 
 class Picture(Directive):
@@ -79,7 +80,7 @@ def _formula(translator, node):
 
 
 def _with_contents(app, name, source):
-    """Add each heading's links, in order, as a part of the table of contents; after them the pages made from the code."""
+    """Add the links of each heading, in order, to the table of contents, then the pages made from the code."""
     if name != root_doc:
         return
     parts = {

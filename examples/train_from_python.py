@@ -1,6 +1,6 @@
 """Train from Python on the task of `reversed_words`, stop by your own rule, and plot the rewards.
 
-The cells (`# %%`) run in an editor or a notebook one by one, the file as a whole on the command line. The same
+The cells (`# %%`) run one by one in an editor or a notebook, all together on the command line. The same
 configuration resumes where it stopped. `mrl.train(config, callbacks)` does the same without the loop.
 """
 

@@ -10,7 +10,7 @@ from tests.support.source_tree import ROOT
 MOST_SHARED_FUNCTIONS = 1
 """`named` of mrl/section.py and of mrl/config/describe.py."""
 MOST_SHARED_FILES = 6
-"""Files whose base name another file of the same top-level folder has: of agents, sections, loops and the rollout."""
+"""File names that another file of the same top-level folder has: agents, sections, loops, rollout."""
 NO_NOUNS = {"found", "own", "each", "said", "told", "asked", "more", "rest", "what", "it"}
 """Names that say nothing of a local or parameter."""
 NO_VERBS = ("Of ", "Whether", "Those", "What")

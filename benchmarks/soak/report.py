@@ -52,7 +52,7 @@ class Outcome:
     ended: bool
     """True if the fault ended the run's process."""
     code: int | None
-    said: str
+    message: str
     """First line that reports it; empty without one."""
     said_after: float | None
     named: bool
@@ -92,7 +92,7 @@ class Report:
         lines += [f"- FAILED: {fault}" for fault in self.faults]
         lines += [
             "",
-            "| at s | step | fault | run | said after s | back after s | steps again | said |",
+            "| at s | step | fault | run | said after s | back after s | steps again | message |",
             "|" + "---|" * 8,
         ]
         lines += map(_row, self.outcomes)
@@ -154,7 +154,7 @@ def _outcome(events: Sequence[Mapping[str, Any]], place: int, fault: Fault) -> O
         during=event["during"],
         ended=ended,
         code=code,
-        said=line["text"] if line else "",
+        message=line["text"] if line else "",
         said_after=round(line["at"] - event["at"], 1) if line else None,
         named=not ended or _names(fault.target, ends),
         back_after=round(back - event["at"], 1) if back is not None else None,
@@ -193,7 +193,7 @@ def _unexplained(events: Sequence[Mapping[str, Any]]) -> list[str]:
 def _row(row: Outcome) -> str:
     run = f"ended, {row.code}" if row.ended else "went on"
     figures = ["" if value is None else f"{value:.1f}" for value in (row.said_after, row.back_after)]
-    text = row.said.replace("|", "/")
+    text = row.message.replace("|", "/")
     return (
         f"| {row.at:.0f} | {row.step} | {row.fault} | {run} | {' | '.join(figures)} | {row.lost} | {text} |"
     )

@@ -1,4 +1,4 @@
-"""Show a capacity estimate: a summary of at most ten lines, then tables. Sizes are in gigabytes of 1e9 bytes."""
+"""Show a capacity estimate: a summary of at most ten lines, then tables. Sizes are in GB of 1e9 bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mrl.config.root import Config
 
 GB = 1e9
 UNMEASURED = (1.5, 2.4)
-"""Factors on the estimated seconds in which a first run is expected: read from the GPU paths, not measured."""
+"""Factors on the estimated seconds to expect in a first run: read from the GPU paths, not measured."""
 
 
 def capacity_report(config: Config, hardware: Hardware) -> CapacityReport:
@@ -66,7 +66,7 @@ class CapacityReport:
         return "\n".join(lines)
 
     def _summary(self) -> list[str]:
-        """Return what a user decides on: the verdict, the fullest moment, seconds, and what to change first."""
+        """Return the verdict, the fullest moment, seconds, and what to change first."""
         advice, estimate = self.advice, self.estimate
         error = advice.errors[0] if advice.errors else ""
         lines = [f"verdict   {f'it does NOT fit: {error}' if error else 'it fits'}", *self._head()]
@@ -95,8 +95,10 @@ class CapacityReport:
         )
         low, high = (f"{factor * total:,.0f}" for factor in UNMEASURED)
         return [
-            f"step      {total:,.0f} s estimated ({shares}); expect {low} to {high} s until a run has measured it",
-            f"speed     {tokens / total / estimate.config.num_slots:,.0f} tokens/s per slot, {tokens / 1e6:.1f} M tokens per step",
+            f"step      {total:,.0f} s estimated ({shares}); expect {low} to {high} s until a run has "
+            "measured it",
+            f"speed     {tokens / total / estimate.config.num_slots:,.0f} tokens/s per slot, "
+            f"{tokens / 1e6:.1f} M tokens per step",
         ]
 
     def _head(self) -> list[str]:

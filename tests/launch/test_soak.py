@@ -126,8 +126,8 @@ def test_a_kill_a_pause_and_a_full_disk_change_no_bit(tmp_path: Path) -> None:
         False,
         False,
     ]
-    assert "trainer rank 1" in outcomes["train-1 kill"]["said"]
-    assert "FAILED, training goes on" in outcomes["disk full"]["said"]
+    assert "trainer rank 1" in outcomes["train-1 kill"]["message"]
+    assert "FAILED, training goes on" in outcomes["disk full"]["message"]
 
 
 @pytest.mark.slow

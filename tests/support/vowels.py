@@ -19,7 +19,7 @@ from mrl.section import Section
 class VowelRules(Section):
     """How vowels count."""
 
-    each: float = 1.0
+    points: float = 1.0
     """Value of a right answer."""
 
 
@@ -49,7 +49,7 @@ class VowelVerifier:
         if self._short and len(request.response) > 8:
             return None
         right = sum(letter in "aeiou" for letter in request.response) == request.ground_truth
-        return scored(self._rules.each * right, "short" if self._short else "long")
+        return scored(self._rules.points * right, "short" if self._short else "long")
 
 
 def main() -> None:
@@ -78,4 +78,4 @@ def _made_of(overrides: list[str], rows: list[list[Any]]) -> Any:
             verdicts |= pool.collect(60.0)
     sentences = {setting.path: setting.sentence for setting in settings()}
     seen = [[verdicts[f"{n}.0"].value, verdicts[f"{n}.0"].reason] for n in range(len(rows))]
-    return [seen, sentences["reward.vowels.each"]]
+    return [seen, sentences["reward.vowels.points"]]

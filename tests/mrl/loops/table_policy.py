@@ -220,7 +220,8 @@ class TableEngines(Engines):
     async def generate(self, request: GenerationRequest, so_far: Completion | None = None) -> Completion:
         seq = _Open(request, so_far, asyncio.get_running_loop().create_future())
         seq.begin()
-        self.open = dict(sorted([*self.open.items(), (request.request_id, seq)], key=lambda i: sample_of(i[0])))
+        items = [*self.open.items(), (request.request_id, seq)]
+        self.open = dict(sorted(items, key=lambda item: sample_of(item[0])))
         self._work()
         try:
             return await seq.done

@@ -8,8 +8,8 @@ from typing import Any
 ERRORS: list[tuple[list[str], Any, str]] = [
     ([], "two", "f:1: 'two' is no number of vowels"),
     ([], None, "f:1: the row has no ground truth, and the verifier 'vowels' needs one"),
-    (["reward.vowels.eech=1"], "2",
-     "reward.vowels.eech: unknown key (command line (reward.vowels.eech=1)); did you mean 'each'?"),
+    (["reward.vowels.pints=1"], "2",
+     "reward.vowels.pints: unknown key (command line (reward.vowels.pints=1)); did you mean 'points'?"),
     (["reward.group=true"], "2", "group = true is not for kind = vowels; plug-ins take whole groups"),
 ]  # fmt: skip
 """Settings, a row's answer, and their error."""
@@ -17,7 +17,7 @@ ERRORS: list[tuple[list[str], Any, str]] = [
 
 def test_a_kind_is_one_file_and_one_registration() -> None:
     """It runs in a subprocess because the settings read the registry once."""
-    cases = [(["reward.vowels.each=2.0"], [["aside", "2"], ["an education", 5], ["sea", "2"]])]
+    cases = [(["reward.vowels.points=2.0"], [["aside", "2"], ["an education", 5], ["sea", "2"]])]
     cases += [(settings, [["aside", answer]]) for settings, answer, _ in ERRORS]
     done = subprocess.run(
         [sys.executable, "-c", "from tests.support.vowels import main; main()"],

@@ -21,7 +21,7 @@ def output(rows: np.ndarray | None, *, drawn: int = DRAWN) -> Any:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> RoutesOnGpu:
+def routes(tmp_path_factory: pytest.TempPathFactory) -> RoutesOnGpu:
     """Build routes of a model whose first layer has no experts."""
     return RoutesOnGpu(str(write_model(tmp_path_factory.mktemp("model"), "deepseek_v3")))
 
@@ -33,17 +33,17 @@ def rows_of(count: int) -> np.ndarray:
     return rows
 
 
-def test_rows_are_of_the_positions_before_drawn_tokens(told: RoutesOnGpu) -> None:
+def test_rows_are_of_the_positions_before_drawn_tokens(routes: RoutesOnGpu) -> None:
     """A first request's rows begin at the prompt; a continued one's before its first new token."""
     whole, later = rows_of(PROMPT + DRAWN - 1), rows_of(DRAWN)
-    first, second = told.take([("a", 0, output(whole)), ("b", PROMPT - 1, output(later))])
+    first, second = routes.take([("a", 0, output(whole)), ("b", PROMPT - 1, output(later))])
     assert (len(first), first.missing, len(second), second.missing) == (PROMPT + DRAWN - 1, 0, DRAWN, 0)
     np.testing.assert_array_equal(first.layers([0, 1, 2]), whole[:, 1:])
     np.testing.assert_array_equal(second.layers([0, 1, 2]), later[:, 1:])
 
 
-def test_what_is_not_there_is_missing(told: RoutesOnGpu) -> None:
-    short, none, idle = told.take(
+def test_what_is_not_there_is_missing(routes: RoutesOnGpu) -> None:
+    short, none, idle = routes.take(
         [("a", 0, output(rows_of(4))), ("b", 0, output(None)), ("c", 0, output(None, drawn=0))]
     )
     assert (len(short), short.missing) == (4, PROMPT + DRAWN - 1 - 4)
