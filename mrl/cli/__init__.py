@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mrl.cli import configs, runs
+from mrl.cli import configs, convert, runs
 from mrl.cli.common import printable
 from mrl.errors import ConfigError, DataError, MrlError
 
@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     configs.add_training_to(commands)
+    convert.add_to(commands)
     runs.add_to(commands)
     configs.add_inspection_to(commands)
     return parser
