@@ -1,6 +1,6 @@
 """The documentation site: `make docs` (Sphinx, MyST, furo). A link that leads nowhere is an error.
 
-Its pages are those of the repository; docs/README.md is the front page, whose headings and links are the order.
+Its pages are those of the repository; docs/README.md is the front page and gives the order.
 The browser draws Mermaid pictures by a script that the site ships: it opens from disk and needs no network.
 """
 
@@ -80,7 +80,7 @@ def _formula(translator, node):
 
 
 def _with_contents(app, name, source):
-    """Add the links of each heading, in order, to the table of contents, then the pages made from the code."""
+    """Add each heading's links to the table of contents, then the pages made from the code."""
     if name != root_doc:
         return
     parts = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from mrl.cli.common import add_command, print_result
 
 
-def add_to(commands) -> None:
+def add_convert_to(commands) -> None:
     """Add the command and its arguments."""
     text = "write a GGUF file as a Hugging Face folder, or a dense model as a mixture of experts"
     convert = add_command(commands, "convert", text)
@@ -25,12 +25,12 @@ def add_to(commands) -> None:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from mrl.prepare.convert_model import Upcycling, convert
+    from mrl.prepare.convert_model import Upcycling, convert_model
 
     upcycling = (
         None
         if options.experts is None
         else Upcycling(options.experts, options.per_token, options.noise, options.router_std, options.seed)
     )
-    count = convert(Path(options.source), Path(options.out), upcycling)
+    count = convert_model(Path(options.source), Path(options.out), upcycling)
     return print_result(f"wrote {options.out}: {count / 1e6:,.1f} million parameters")

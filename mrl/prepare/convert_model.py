@@ -12,7 +12,7 @@ import json
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ class Upcycling:
             raise ConfigError("--noise must be at least 0, and --router-std above 0")
 
 
-def convert(source: Path, out: Path, upcycling: Upcycling | None = None) -> int:
+def convert_model(source: Path, out: Path, upcycling: Upcycling | None = None) -> int:
     """Write the model of `source`, a GGUF file or a dense Hugging Face folder, to the new folder `out`.
 
     Args:
@@ -120,7 +120,7 @@ def convert(source: Path, out: Path, upcycling: Upcycling | None = None) -> int:
         return _upcycle(Path(dense), out, upcycling)
 
 
-def _write(out: Path, fill: Any) -> int:
+def _write(out: Path, fill: Callable[[Path], int]) -> int:
     """Call `fill(partial)` for the folder that becomes `out`; return what it returns."""
     partial = start_folder(out)
     try:
@@ -147,9 +147,10 @@ def _read_gguf(file: Path, folder: Path) -> int:
         if width is not None:  # transformers ignores it and assumes the family's usual width
             config.head_dim = width
         require_trainable(config.to_dict())
-        model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        pair: Any = transformers.AutoModelForCausalLM.from_pretrained(
             **where, config=config, dtype=torch.float32, output_loading_info=True
         )
+        model, loaded = pair
         tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
     except ImportError as error:
         raise ConfigError(

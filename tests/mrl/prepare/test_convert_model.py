@@ -1,4 +1,4 @@
-"""Check `mrl convert`: GGUF files give the model they were written from, mixtures start as the dense model."""
+"""Check `mrl convert`: GGUF files give back their model, mixtures start as the dense model."""
 
 import json
 from pathlib import Path
