@@ -29,15 +29,27 @@ def model_card(
         row: Last metrics with a validation, or None.
     """
     base, matter = base_model(config.model.path), front_matter(Path(config.model.path) / "README.md")
-    algorithm = config.algorithm
-    datasets = dict.fromkeys(match["name"] for path in _files(config) if (match := HUB_ROWS.match(path)))
+    algorithm, loop = config.algorithm, config.loop
+    files = [path for entry in config.data.train_entries() for path in entry.paths]
+    datasets = list(dict.fromkeys(match["name"] for path in files if (match := HUB_ROWS.match(path))))
     head = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["reinforcement-learning", "mrl", algorithm.estimator.name],
         **({"base_model": base} if base else {}),
-        **({"datasets": list(datasets)} if datasets else {}),
+        **({"datasets": datasets} if datasets else {}),
         **{key: matter[key] for key in LICENSE_KEYS if key in matter},
+    }
+    facts = {
+        "started from": base or f"`{Path(config.model.path).name}`",
+        "algorithm": f"estimator `{algorithm.estimator.name}`, loss `{algorithm.loss.name}`",
+        "rewards": ", ".join(dict.fromkeys(f"`{part.kind}`" for part in config.reward.all_verifiers())),
+        "training data": ", ".join(map(_shown, files)),
+        "steps": f"{step} of {loop.steps}, each {loop.prompts_per_step} x {loop.samples_per_prompt} samples",
+        "learning rate": f"{config.training.optimizer.lr:g}",
+        "seed": str(config.run.seed),
+        "weights": dtype,
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()) or "not recorded",
     }
     lines = [
         f"# {config.run.name}, step {step}",
@@ -45,20 +57,11 @@ def model_card(
         "A policy trained by reinforcement learning with mrl (Megatron-core trains, vLLM generates). This "
         "card was written by the export; nobody has reviewed the model.",
         "",
-        "| | |",
-        "|---|---|",
-        *(
-            f"| {label} | {_cell(value)} |"
-            for label, value in _facts(config, step=step, dtype=dtype, base=base)
-        ),
-        "| versions | "
-        f"{_cell(', '.join(f'{name} {version}' for name, version in versions.items()) or 'not recorded')} |",
+        *_table("", "", facts),
         "",
         *_validation(config, row),
     ]
-    return (
-        f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n" + "\n".join(lines) + "\n"
-    )
+    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n{'\n'.join(lines)}\n"
 
 
 def base_model(path: str) -> str | None:
@@ -77,58 +80,23 @@ def front_matter(readme: Path) -> dict[str, Any]:
     return matter if isinstance(matter, dict) else {}
 
 
-def _facts(config: Config, *, step: int, dtype: str, base: str | None) -> list[tuple[str, str]]:
-    algorithm, loop = config.algorithm, config.loop
-    start = base or f"`{Path(config.model.path).name}`"
-    return [
-        (
-            "started from",
-            start + (" (a new model with random weights)" if config.model.new and not base else ""),
-        ),
-        ("algorithm", f"estimator `{algorithm.estimator.name}`, loss `{algorithm.loss.name}`"),
-        ("rewards", ", ".join(f"`{kind}`" for kind in _rewards(config))),
-        ("training data", ", ".join(f"`{_shown(path)}`" for path in _files(config))),
-        (
-            "steps",
-            f"{step} of {loop.steps}, {loop.prompts_per_step} prompts of {loop.samples_per_prompt} samples "
-            "each",
-        ),
-        ("learning rate", f"{config.training.optimizer.lr:g}"),
-        ("seed", str(config.run.seed)),
-        ("weights", dtype),
-    ]
-
-
-def _rewards(config: Config) -> list[str]:
-    """Return the kinds of reward of all domains, each once."""
-    return list(dict.fromkeys(str(part.kind) for part in config.reward.all_verifiers()))
-
-
-def _files(config: Config) -> list[str]:
-    return [path for entry in config.data.train_entries() for path in entry.paths]
-
-
 def _shown(path: str) -> str:
     """Return a Hub name as it is, or a file's name without its folder on the training machine."""
-    return path if path.startswith("hf://") else Path(path).name
+    return f"`{path if path.startswith('hf://') else Path(path).name}`"
 
 
 def _validation(config: Config, row: Mapping[str, Any] | None) -> list[str]:
     if row is None:
         return ["This run had no validation before these weights were written."]
-    files = ", ".join(
-        f"`{_shown(path)}`" for entry in config.data.validation_entries() for path in entry.paths
-    )
-    figures = [(k, v) for k, v in row.items() if k.startswith("val/") and k not in NO_FIGURES]
+    files = ", ".join(_shown(path) for entry in config.data.validation_entries() for path in entry.paths)
+    figures = {k: f"{v:.4f}" for k, v in row.items() if k.startswith("val/") and k not in NO_FIGURES}
     prompts = f"{int(row['val/prompts'])} prompts of {files}" if "val/prompts" in row else files
-    return [
-        f"Validation at step {int(row['step'])}, on {prompts}, scored by the rewards of the training run:",
-        "",
-        "| metric | value |",
-        "|---|---|",
-        *(f"| {_cell(name)} | {value:.4f} |" for name, value in figures),
-    ]
+    head = f"Validation at step {int(row['step'])}, on {prompts}, scored by the rewards of the training run:"
+    return [head, "", *_table("metric", "value", figures)]
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _table(name: str, value: str, rows: Mapping[str, str]) -> list[str]:
+    def cell(text: str) -> str:
+        return text.replace("|", "\\|").replace("\n", " ")
+
+    return [f"| {name} | {value} |", "|---|---|", *(f"| {cell(k)} | {cell(v)} |" for k, v in rows.items())]
