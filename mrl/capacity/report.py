@@ -185,7 +185,7 @@ class CapacityReport:
             f"{estimate.generation.concurrent} sequences at once per engine, pipeline bubble "
             f"{estimate.training_time.bubble:.0%}",
             f"with all of its {rounds} rounds of generation: {longest:.0f} s",
-            "seconds of deadline: "
+            "phase deadlines, seconds: "
             + ", ".join(f"{w.name} {w.seconds:.0f} of {w.deadline:.0f}" for w in estimate.waits),
         ]
 

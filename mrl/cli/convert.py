@@ -10,7 +10,7 @@ from mrl.cli.common import add_command, print_result
 
 def add_convert_to(commands) -> None:
     """Add the command and its arguments."""
-    text = "write a GGUF file as a Hugging Face folder, or a dense model as a mixture of experts"
+    text = "convert a GGUF file to a Hugging Face folder, or a dense model to a mixture of experts"
     convert = add_command(commands, "convert", text)
     convert.add_argument("source", help="a .gguf file, or with --experts a dense folder (Llama or Qwen3)")
     convert.add_argument("--out", required=True, help="new folder to write")
