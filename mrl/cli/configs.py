@@ -75,7 +75,7 @@ def _make_command(commands) -> None:
         "--samples",
         type=int,
         default=0,
-        help="preferences: responses of model.path per row; 0 by default, which starts no engine",
+        help="preferences: responses to sample from model.path per row; 0 by default (no engine starts)",
     )
     make.add_argument(
         "--rows", type=int, help="preferences: use the first ROWS rows of each file; all by default"
@@ -179,7 +179,7 @@ def _rewards_command(commands) -> None:
     )
     check.add_argument("--attacks", nargs="*", default=[], help='files of more attacks, rows {"id", "text"}')
     check.add_argument(
-        "--attacked-rows", type=int, default=10, help="incorrect responses per attack; 10 by default"
+        "--attacked-rows", type=int, default=10, help="try each attack on at most this many incorrect responses; 10 by default"
     )
     for command in (tried, check):
         command.add_argument(

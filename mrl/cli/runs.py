@@ -59,7 +59,7 @@ def _steps(words: str | None) -> tuple[int, int] | None:
 
 
 def _audit_command(commands) -> None:
-    text = "check that each prompt of a run was trained on, filtered out or given up exactly once"
+    text = "check that each prompt of a run has exactly one outcome: trained on, filtered out or given up"
     audit = add_command(commands, "audit", text)
     audit.add_argument("folder", help="run folder")
     audit.set_defaults(run=_audit)
