@@ -178,9 +178,8 @@ def _rewards_command(commands) -> None:
         "--min-agreement", type=float, default=0.0, help="minimum accuracy; exits with 1 below it"
     )
     check.add_argument("--attacks", nargs="*", default=[], help='files of more attacks, rows {"id", "text"}')
-    check.add_argument(
-        "--attacked-rows", type=int, default=10, help="try each attack on at most this many incorrect responses; 10 by default"
-    )
+    text = "try each attack on at most this many incorrect responses; 10 by default"
+    check.add_argument("--attacked-rows", type=int, default=10, help=text)
     for command in (tried, check):
         command.add_argument(
             "--deadline", type=float, default=3600.0, help="seconds for the whole command; 3600 by default"
