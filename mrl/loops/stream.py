@@ -3,14 +3,14 @@
 | phase | consumes | produces | done by |
 |---|---|---|---|
 | generate | prompts of the stream, partial rollouts | the next groups in order | RolloutThread |
-| park (shared slots) | partial rollouts | paused engines | RolloutThread, Hybrid |
+| pause (shared slots) | partial rollouts | paused engines | RolloutThread, Hybrid |
 | recompute, estimate, update | groups | weights v + 1, metrics | Learner; own-slot engines continue |
-| park (own slots) | partial rollouts | a consistent cut: weights v + 1, tokens up to v | RolloutThread |
+| pause (own slots) | partial rollouts | a consistent cut: weights v + 1, tokens up to v | RolloutThread |
 | save | groups, state of the cut | samples, checkpoint if one is due | Recorder, Checkpoints |
 | sync | weights v + 1 | engines at version v + 1, quotas of the trained groups | Hybrid, RolloutThread |
 
-Phase park pauses the engines. After the sync a due validation runs on exactly one version; then the partial
-rollouts resume. With stream.sync_every above 1, steps follow each other without park and sync while the next
+Phase pause stops the engines. After the sync a due validation runs on exactly one version; then the partial
+rollouts resume. With stream.sync_every above 1, steps follow each other without pause and sync while the next
 groups are ready.
 
 Every wait has a deadline. Its error, and that of a lost worker, names the oldest group.

@@ -61,8 +61,8 @@ class Trajectory:
         if self.episode is None:
             if so_far is None or not len(so_far.tokens):
                 return self.record
-            parked = dataclasses.replace(so_far, status=Status.INTERRUPTED)
-            return sample_of_completion(self.prompt, self.number, parked)
+            interrupted = dataclasses.replace(so_far, status=Status.INTERRUPTED)
+            return sample_of_completion(self.prompt, self.number, interrupted)
         if self.record is not None:  # it has not caught up yet
             return self.record
         sample = self.episode_sample(Status.INTERRUPTED)

@@ -52,8 +52,8 @@ def test_a_run_waits_for_the_one_in_the_place_of_its_only_engine(chain: Chain) -
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "lost"),
-    [("sync:engine-1:3,park:engine-0:12", 2), ("generate:engine-0:3,update:engine-0:4,sync:engine-0:6", 3)],
-    ids=["in a weight sync and in a park", "while it joins"],
+    [("sync:engine-1:3,pause:engine-0:12", 2), ("generate:engine-0:3,update:engine-0:4,sync:engine-0:6", 3)],
+    ids=["in a weight sync and in a pause", "while it joins"],
 )
 def test_two_engines_of_which_some_die(chain: Chain, fault: str, lost: int) -> None:
     _, rows = finished(chain, 40, fault, TWO)

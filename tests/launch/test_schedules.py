@@ -72,7 +72,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(words: list[s
 
 def test_the_table_has_a_line_for_each_schedule() -> None:
     figures: dict[str, Any] = {figure: 2.0 for _, figure, _ in COLUMNS}
-    figures |= dict.fromkeys(("parked", "pause_frac", "age_mean", "age_max", "driver_frac"), 0.25)
+    figures |= dict.fromkeys(("interrupted", "pause_frac", "age_mean", "age_max", "driver_frac"), 0.25)
     lines = stream_table({"on_policy": {**figures, "steps": [2.0, 2.0]}, "stream": figures}).splitlines()
     assert [line.split()[0] for line in lines] == ["schedule", "on_policy", "stream", "step"]
     assert "25.0%" in lines[1] and "median of 2 steps" in lines[3]

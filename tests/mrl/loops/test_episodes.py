@@ -273,11 +273,11 @@ def test_episodes_of_a_checkpoint_go_on_from_their_bytes(tmp_path: Path) -> None
     config = config_of(tmp_path, {})
     threads = thread_of(config, TableEnvironments()), thread_of(config, TableEnvironments(lateness=3))
     ours, theirs, given = halves(*threads, config, steps=12)
-    parked = [s for s in given if s.status is Status.INTERRUPTED]
-    assert any(s.transcript and s.transcript.turns for s in parked) and len(parked) < len(given)
+    interrupted = [s for s in given if s.status is Status.INTERRUPTED]
+    assert any(s.transcript and s.transcript.turns for s in interrupted) and len(interrupted) < len(given)
     begun = [
         s
-        for s in parked
+        for s in interrupted
         if s.transcript and s.segments and s.segments[-1].end > max([0, *(t.end for t in s.transcript.turns)])
     ]
     assert begun, "no turn was interrupted"
@@ -298,18 +298,18 @@ def test_an_episode_whose_environment_does_not_repeat_itself_begins_anew(tmp_pat
     config = config_of(tmp_path, {})
     threads = thread_of(config, TableEnvironments()), thread_of(config, Otherwise(), **rules)
     _, theirs, given = halves(*threads, config, steps=12, repeats=False)
-    parked = {
+    interrupted = {
         s.sample_id: s
         for s in given
         if s.status is Status.INTERRUPTED and s.transcript and s.transcript.turns
     }
     restarted = [s for g in theirs for s in g.samples if s.transcript and s.transcript.restarts]
-    assert restarted and {s.sample_id for s in restarted} <= set(parked)
+    assert restarted and {s.sample_id for s in restarted} <= set(interrupted)
     if rules:
-        assert len(restarted) == len(parked)
+        assert len(restarted) == len(interrupted)
     for sample in restarted:
         check_tokens(sample)
-        before = [s.attempt for s in parked[sample.sample_id].segments]
+        before = [s.attempt for s in interrupted[sample.sample_id].segments]
         assert sample.segments[0].attempt > max(before), "no stream is drawn from twice"
 
 

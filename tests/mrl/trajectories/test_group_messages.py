@@ -57,7 +57,7 @@ SAMPLES = {
     ),
     "a mask of its own": made(ONE, 5, loss_mask=np.array([1, 0, 1, 1, 0], np.bool_)),
     "versions of its own": made(ONE, 5, policy_versions=np.array([3, 3, 2, 3, -1], np.int32)),
-    "parked": made(TWO, 5, status=Status.INTERRUPTED),
+    "interrupted": made(TWO, 5, status=Status.INTERRUPTED),
 }
 
 
