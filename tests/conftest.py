@@ -25,6 +25,17 @@ os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 gc.disable()  # until all tests are collected: looking for what imports could drop takes a fifth of their time
 
+OF_RANKS = (
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "VLLM_HOST_IP",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "WORLD_SIZE",
+)
+OF_RANKS += ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "MRL_SESSION", "CUDA_VISIBLE_DEVICES")
+"""Variables that tell a process its place among others."""
 SERVANTS = ("resource_tracker", "multiprocessing.forkserver")
 
 
@@ -66,6 +77,18 @@ def pytest_runtestloop() -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Report how many rows the tests of data sets have."""
     terminalreporter.write_line(data_sets.summary())
+
+
+@pytest.fixture(autouse=True)
+def addresses_of_ranks() -> Iterator[None]:
+    """Check that no rank, node or session of a test is in the environment of the tests after it."""
+    before = {name: os.environ.get(name) for name in OF_RANKS}
+    yield
+    left = {name: os.environ.get(name) for name in OF_RANKS if os.environ.get(name) != before[name]}
+    for name in left:
+        os.environ.pop(name, None)
+        os.environ.update({name: value} if (value := before[name]) is not None else {})
+    assert not left, f"left in the environment: {left}"
 
 
 @pytest.fixture(scope="session", autouse=True)

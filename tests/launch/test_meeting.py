@@ -56,6 +56,7 @@ def test_a_node_that_never_comes_ends_the_meeting() -> None:
 
 
 def test_gloo_listens_where_the_node_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_HOST_IP", "")
     for name in (names := ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")):
         monkeypatch.setenv(name, "")  # what is set here goes with the test
         monkeypatch.delenv(name)
