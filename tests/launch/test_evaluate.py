@@ -123,7 +123,7 @@ def test_samples_are_written_as_they_are_judged_and_the_summary_at_the_end(measu
 def test_a_run_takes_the_rows_whose_solve_rates_were_measured(measuring, tmp_path) -> None:
     """Only the first sampled response of the first row scores 1."""
     rows = f"data.train={tmp_path}/rows.jsonl"
-    with pytest.raises(ConfigError, match=r"loop\.validation\.num_samples is 0, .*; set it, e\.g\. to 16"):
+    with pytest.raises(ConfigError, match=r"loop\.validation\.num_samples is 0: .*; set it, e\.g\. to 16"):
         measuring(rows, "loop.validation.num_samples=0", train=True)
     chosen = f"data.difficulty.file={tmp_path}/out/rates.jsonl"
     measuring(rows, chosen, "loop.validation.num_prompts=1", train=True)

@@ -12,6 +12,8 @@ import pytest
 import ray
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined] generated code
 
+from mrl.launch.cluster import node_facts
+
 
 class Reference:
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -44,6 +46,8 @@ class PretendedRay:
         monkeypatch.setattr(ray, "wait", lambda references, num_returns=1, timeout=None: (references, []))
         monkeypatch.setattr(ray, "kill", lambda actor: None)
         monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+        # An actor sets the variables of its own process, which is this one.
+        monkeypatch.setattr(node_facts, "listen_on_own_node", lambda address=None: None)
 
     def _remote(self, actor_class: type) -> Any:
         def make(config: Any, number: int, log_folder: str) -> Any:
