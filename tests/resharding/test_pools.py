@@ -1,7 +1,5 @@
 """Weight syncs between processes without shared memory: every byte, errors stop all, receivers change."""
 
-import os
-
 import pytest
 
 from mrl.models.layout import Layout
@@ -66,8 +64,10 @@ ONE_IS_REPLACED = (
     ],
     ids=str,
 )
-def test_sessions_go_on_without_a_receiver_and_with_the_one_that_replaces_it(layout, transport) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def test_sessions_go_on_without_a_receiver_and_with_the_one_that_replaces_it(
+    layout: Layout, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     size = layout.world_size
     results = run_ranks(one_process, size + 2, layout, transport, ONE_IS_REPLACED, seconds=240)
     for figures, errors, _ in results[:size]:
