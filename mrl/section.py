@@ -27,7 +27,7 @@ class Section(BaseModel):
         return self
 
 
-def one_of(kind: str, choices: Any) -> Callable[[Any], Any]:
+def known_name(kind: str, choices: Any) -> Callable[[Any], Any]:
     """Return a validator whose error lists the valid names (a Literal's, or a tuple), the closest first."""
     names = [str(name) for name in get_args(choices) or choices]
 
@@ -43,7 +43,7 @@ def one_of(kind: str, choices: Any) -> Callable[[Any], Any]:
 
 def chosen(kind: str, key: str, literal: Any, *, default: str) -> BeforeValidator:
     """Return a validator for a union of sections told apart by `key`: fills it in, refuses unknown ones."""
-    check = one_of(kind, literal)
+    check = known_name(kind, literal)
 
     def choose(value: Any) -> Any:
         return value | {key: check(value.get(key, default))} if isinstance(value, dict) else value

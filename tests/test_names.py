@@ -7,8 +7,6 @@ from pathlib import Path
 from benchmarks.structure import CLASSES, FUNCTIONS, homes_of, modules_of, shared_base_names
 from tests.support.source_tree import ROOT
 
-MOST_SHARED_FUNCTIONS = 1
-"""`named` of mrl/section.py and of mrl/config/describe.py."""
 MOST_SHARED_FILES = 6
 """File names that another file of the same top-level folder has: agents, sections, loops, rollout."""
 NO_NOUNS = {"found", "own", "each", "said", "told", "asked", "more", "rest", "what", "it"}
@@ -33,9 +31,9 @@ def test_a_public_class_name_has_one_home() -> None:
     assert not shared, f"rename all but one of each, or make them private:\n{listed(shared)}"
 
 
-def test_few_public_function_names_have_more_than_one_home() -> None:
+def test_a_public_function_name_has_one_home() -> None:
     shared = homes_of(modules_of(ROOT), *FUNCTIONS)
-    assert len(shared) <= MOST_SHARED_FUNCTIONS, f"rename all but one of each:\n{listed(shared)}"
+    assert not shared, f"rename all but one of each:\n{listed(shared)}"
 
 
 def test_few_files_share_a_base_name() -> None:

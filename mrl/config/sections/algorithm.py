@@ -15,7 +15,7 @@ from mrl.config.sections.correction import Correction, NoCorrection
 from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.policy_loss import PolicyLoss, PpoClipLoss
 from mrl.config.sections.shaping import FilterSection, ShapingSection
-from mrl.section import Section, one_of
+from mrl.section import Section, known_name
 
 _Estimators = Literal[
     "gae",
@@ -31,9 +31,9 @@ _Estimators = Literal[
 _Aggregations = Literal["token_mean", "sequence_mean", "constant"]
 _KlKinds = Literal["k1", "abs", "k2", "k3"]
 
-Estimator = Annotated[_Estimators, BeforeValidator(one_of("estimator", _Estimators))]
-Aggregation = Annotated[_Aggregations, BeforeValidator(one_of("aggregation", _Aggregations))]
-KlKind = Annotated[_KlKinds, BeforeValidator(one_of("KL kind", _KlKinds))]
+Estimator = Annotated[_Estimators, BeforeValidator(known_name("estimator", _Estimators))]
+Aggregation = Annotated[_Aggregations, BeforeValidator(known_name("aggregation", _Aggregations))]
+KlKind = Annotated[_KlKinds, BeforeValidator(known_name("KL kind", _KlKinds))]
 
 WHITENS = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline", "rloo_process"})
 """Estimators whose papers whiten advantages over the tokens of the batch."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field
 
-from mrl.section import Section, one_of
+from mrl.section import Section, known_name
 
 CORRECTION_KINDS = Literal["off", "truncated", "icepop", "sequence_mask", "geometric"]
 """Every value of correction.kind."""
@@ -82,7 +82,7 @@ def _with_kind(value: Any) -> Any:
     if value and "kind" not in value:
         kinds = ", ".join(get_args(CORRECTION_KINDS)[1:])
         raise ValueError(f"{', '.join(value)} needs a correction.kind that defines it: {kinds}")
-    return value | {"kind": one_of("correction", CORRECTION_KINDS)(value.get("kind", "off"))}
+    return value | {"kind": known_name("correction", CORRECTION_KINDS)(value.get("kind", "off"))}
 
 
 Correction = Annotated[

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mrl.section import Section, one_of
+from mrl.section import Section, known_name
 
 _Divergences = Literal["reverse", "forward", "jsd"]
-Divergence = Annotated[_Divergences, BeforeValidator(one_of("divergence", _Divergences))]
+Divergence = Annotated[_Divergences, BeforeValidator(known_name("divergence", _Divergences))]
 
 TEACHER = "teacher"
 """Key of TrainBatch.samples: [B] int64 index of the teacher in DistillationSection.folders; -1: none."""

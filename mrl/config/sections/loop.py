@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mrl.section import Section, one_of
+from mrl.section import Section, known_name
 
 SCHEDULES = Literal["on_policy", "stream"]
-Schedule = Annotated[SCHEDULES, BeforeValidator(one_of("schedule", SCHEDULES))]
+Schedule = Annotated[SCHEDULES, BeforeValidator(known_name("schedule", SCHEDULES))]
 
 
 class ValidationSection(Section):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from mrl.config.sections.training import OptimizerSection
-from mrl.section import Section, one_of
+from mrl.section import Section, known_name
 
 ObjectiveName = Literal[
     "sft",
@@ -56,7 +56,7 @@ class CenterSection(Section):
 class ObjectiveSection(Section):
     """Loss that a tuning step minimises; docs/design/preference.md has the formulas."""
 
-    name: Annotated[ObjectiveName, BeforeValidator(one_of("tune.objective", ObjectiveName))] = "sft"
+    name: Annotated[ObjectiveName, BeforeValidator(known_name("tune.objective", ObjectiveName))] = "sft"
     """Minimise the cross-entropy of demonstrations (sft), a loss over pairs of chosen and rejected responses,
     or over single labelled responses (kto); reward_model trains a scoring model instead of the policy."""
     average: Literal["tokens", "sequences"] = "tokens"
