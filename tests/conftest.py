@@ -25,16 +25,8 @@ os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 gc.disable()  # until all tests are collected: looking for what imports could drop takes a fifth of their time
 
-OF_RANKS = (
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_SOCKET_IFNAME",
-    "VLLM_HOST_IP",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "RANK",
-    "WORLD_SIZE",
-)
-OF_RANKS += ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "MRL_SESSION", "CUDA_VISIBLE_DEVICES")
+OF_RANKS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP", "MASTER_ADDR", "MASTER_PORT")
+OF_RANKS += ("RANK", "WORLD_SIZE", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "MRL_SESSION", "CUDA_VISIBLE_DEVICES")
 """Variables that tell a process its place among others."""
 SERVANTS = ("resource_tracker", "multiprocessing.forkserver")
 
@@ -86,8 +78,10 @@ def addresses_of_ranks() -> Iterator[None]:
     yield
     left = {name: os.environ.get(name) for name in OF_RANKS if os.environ.get(name) != before[name]}
     for name in left:
-        os.environ.pop(name, None)
-        os.environ.update({name: value} if (value := before[name]) is not None else {})
+        if (value := before[name]) is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
     assert not left, f"left in the environment: {left}"
 
 

@@ -103,12 +103,9 @@ def _rate(path: str | Path, number: int, line: bytes) -> tuple[str, SolveRate]:
     values: list[Any] = [row.get(field) for field in FIELDS] if isinstance(row, dict) else [None]
     name, *counts = values
     if not isinstance(name, str) or any(type(count) is not int for count in counts):
-        raise DataError(f"{path}:{number}: a prompt's line must have {', '.join(FIELDS)}, not {_shown(line)}")
+        shown = line[:80].decode(errors="replace")
+        raise DataError(f"{path}:{number}: a prompt's line must have {', '.join(FIELDS)}, not {shown}")
     samples, solved = map(int, counts)
     if not 0 <= solved <= samples:
         raise DataError(f"{path}:{number}: {solved} solved of {samples} samples is impossible")
     return name, SolveRate(samples, solved)
-
-
-def _shown(line: bytes) -> str:
-    return line[:80].decode(errors="replace")
