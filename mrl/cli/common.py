@@ -15,6 +15,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tune": ("tune configs/tune_dpo.yaml", *EXITS, *_STOPPED),
     "make": ("make arithmetic --out data/arithmetic",),
     "data": (f"data {_QUICK}",),
+    "convert": ("convert model.gguf --out models/moe --experts 4",),
     "eval": (f"eval {_QUICK} model.path=exported --out results",),
     "rewards": (f"rewards try {_QUICK}",),
     "show": (f'rewards show {_QUICK} --row 7 --response "12" --explain',),
