@@ -150,7 +150,11 @@ def _rewards_command(commands) -> None:
     text = "try the configured rewards: on one response, on good and bad responses, or against labelled rows"
     kinds = add_command(commands, "rewards", text).add_subparsers(required=True, metavar="WHAT")
     show = config_command(kinds, "show", _rewards, "print the verdict on one response to one row of the data")
-    show.add_argument("--row", required=True, help="row number in its file, from 1, or file:line")
+    show.add_argument(
+        "--row",
+        required=True,
+        help="row number in the first file that has it (data.train, then data.validation), or FILE:LINE",
+    )
     show.add_argument(
         "--response",
         help="text, a file, or - for standard input; by default the row's ground truth in \\boxed{}",

@@ -12,7 +12,7 @@ def add_convert_to(commands) -> None:
     """Add the command and its arguments."""
     text = "convert a GGUF file to a Hugging Face folder, or a dense model to a mixture of experts"
     convert = add_command(commands, "convert", text)
-    convert.add_argument("source", help="a .gguf file, or with --experts a dense folder (Llama or Qwen3)")
+    convert.add_argument("source", help="a .gguf file, or a dense folder (Llama or Qwen3; needs --experts)")
     convert.add_argument("--out", required=True, help="new folder to write")
     convert.add_argument("--experts", type=int, help="experts per layer; without it the model stays dense")
     convert.add_argument("--per-token", type=int, default=2, help="experts per token; 2 by default")
