@@ -62,7 +62,13 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _make_command(commands) -> None:
     make = add_command(commands, "make", "make task files, preference pairs, or a tokenizer")
-    make.add_argument("what", choices=["arithmetic", "calculator", "preferences", "tokenizer"])
+    make.add_argument(
+        "what",
+        choices=["arithmetic", "calculator", "problems", "preferences", "tokenizer"],
+        help="arithmetic: sums for `make quickstart`; calculator: products, for a model with a tool; "
+        "problems: arithmetic in words, for a pretrained model; preferences: correct and incorrect responses "
+        "to the rows of a configuration; tokenizer: one trained on files",
+    )
     make.add_argument("config", nargs="*", help=f"preferences: {CONFIG_HELP}")
     make.add_argument("--out", required=True, help="folder to write to")
     make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand; 99 by default")
@@ -90,7 +96,7 @@ def _make_command(commands) -> None:
 def _make(options: argparse.Namespace) -> int:
     if options.what == "preferences":
         return _pairs(options)
-    from mrl.prepare import arithmetic_rows, calculator_rows, tokenizer
+    from mrl.prepare import arithmetic_rows, calculator_rows, problem_rows, tokenizer
 
     out, files, size = options.out, options.files, options.vocab_size
     makers = {
@@ -98,6 +104,7 @@ def _make(options: argparse.Namespace) -> int:
             out, largest=options.largest, num_pairs=options.pairs
         ),
         "calculator": lambda: calculator_rows.write_calculator(out),
+        "problems": lambda: problem_rows.write_problems(out),
         "tokenizer": lambda: f"{out}: {tokenizer.write_bpe(files, out, vocab_size=size)} tokens",
     }
     return print_result(f"wrote {makers[options.what]()}")

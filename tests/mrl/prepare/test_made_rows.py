@@ -16,7 +16,7 @@ from mrl.agents.render import Observation, TurnRenderer
 from mrl.agents.tool_calls import ToolCall, parse_tool_calls
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.models.families import family_of, require_trainable
-from mrl.prepare import arithmetic_rows, calculator_rows, new_model, tokenizer
+from mrl.prepare import arithmetic_rows, calculator_rows, new_model, problem_rows, tokenizer
 from mrl.prepare.corruptions import corrupted
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.hf.hf_folder import check_folder, read_config
@@ -51,6 +51,34 @@ def test_more_pairs_than_sums_are_further_wrong_answers(small: Path, tmp_path: P
     assert len({(row["prompt"], row["rejected"]) for row in pairs}) > 150
     for name in ("train.jsonl", "validation.jsonl", "sft.jsonl", "pairs_validation.jsonl"):
         assert (larger / name).read_bytes() == (small / name).read_bytes()
+
+
+def test_problems_have_the_answers_of_their_numbers(tmp_path: Path) -> None:
+    folder = problem_rows.write_problems(tmp_path / "one", num_train=400, num_validation=100)
+    train, validation = rows(folder / "train.jsonl"), rows(folder / "validation.jsonl")
+    problems = [*train, *(row for row in validation if row["domain"] == "problems")]
+    questions = [row["prompt"][0]["content"] for row in problems]
+    assert len(problems) == len(set(questions)) == 500
+    sign = {"sum": "+", "difference": "-", "product": "*"}
+    stories = Counter[str]()
+    for question, row in zip(questions, problems, strict=True):
+        numbers = [*re.findall(r"\d+", question)]
+        if row["tag"] == "product" and "buys" in question:
+            numbers.reverse()
+        assert int(row["answer"]) == eval(sign[row["tag"]].join(numbers)) >= 0
+        stories[row["tag"]] += not question.startswith("What is")
+    assert len(stories) == 3 and 200 < stories.total() < 300
+    again = problem_rows.write_problems(tmp_path / "two", num_train=400, num_validation=100)
+    assert rows(again / "validation.jsonl") == validation
+
+
+def test_capitals_are_checked_by_the_instruction_verifier(tmp_path: Path) -> None:
+    folder = problem_rows.write_problems(tmp_path, num_train=1, num_validation=1)
+    capitals = [row for row in rows(folder / "validation.jsonl") if row["domain"] == "capitals"]
+    assert len({row["prompt"][0]["content"] for row in capitals}) == len(capitals) == 78
+    argentina = next(row for row in capitals if "Argentina" in row["prompt"][0]["content"])
+    (check,) = argentina["answer"]
+    assert check == {"check": "contains_words", "words": ["Buenos Aires"]}
 
 
 SCHEMA = {"calculator": {"type": "object", "properties": {"expression": {"type": "string"}}}}
