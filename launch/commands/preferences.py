@@ -19,6 +19,7 @@ from mrl.config.root import Config
 from mrl.data.load_rows import load_data
 from mrl.data.tokenise import load_tokenizer_for
 from mrl.errors import ConfigError, DataError
+from mrl.launch.commands.auto_here import with_values
 from mrl.launch.commands.one_engine import one_engine
 from mrl.prepare.arithmetic_rows import write_rows
 from mrl.prepare.corruptions import corrupted
@@ -146,6 +147,7 @@ def _sampled(
     rng, sampling = random.Random(config.run.seed), Sampling.of(config)
     sampling = dataclasses.replace(sampling, num_samples=options.samples)
     pairs: dict[str, list[Pair]] = {}
+    config, _ = with_values(config)
     with one_engine(config, tokenizer, None, group_size=options.samples) as rollouts:
         for use, rows in prompts.items():
             groups = rollouts.generate_in_order(rows, sampling)

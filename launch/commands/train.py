@@ -65,7 +65,8 @@ class Run:
     def __init__(self, config: Config) -> None:
         self.folder = Path(config.run_folder)
         self.config = earlier_start.dated_as_begun(config, self.folder)
-        """Configuration of the run, with its chat template date; `folder` has all files of the run."""
+        """Configuration of the run, with its chat template date and, once workers start, with values in place
+        of `auto`; `folder` has all files of the run."""
         self.ended = ""
         """Empty until the run ends; then "done", the reason it was stopped, or the error."""
         self._signals = StopSignals()
@@ -121,11 +122,12 @@ class Run:
                 logs = _log_folder(folder)
                 exports = Exports(config.export, folder.path, run_name=config.run.name)
 
-                def write_config() -> None:
+                def write_config(config: Config) -> None:
+                    self.config = config
                     folder.write_config(dump(config), installed_versions(PACKAGES))
 
                 with contextlib.closing(exports):
-                    with assembled(config, log_folder=logs, when_checked=write_config) as parts:
+                    with assembled(config, log_folder=logs, when_known=write_config) as parts:
                         yield from self._steps(parts, folder, start, exports)
                     if self.ended == "done":  # after the workers: no GPU waits for the last export
                         exports.wait(should_stop=signals.reason)

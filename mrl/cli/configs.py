@@ -39,11 +39,10 @@ def _train_command(commands) -> None:
 def _train(options: argparse.Namespace) -> int:
     config = command_config(options)
     if options.dry_run:
-        from mrl.config.load import dump
         from mrl.launch.commands.check import dry_run
 
-        warnings = dry_run(config)
-        print(dump(config), end="", flush=True)
+        settings, warnings = dry_run(config)
+        print(settings, end="", flush=True)
         for warning in warnings:
             log.warning(warning)
         return 0
