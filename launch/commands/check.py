@@ -23,9 +23,9 @@ from mrl.errors import ConfigError, DataError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, find_gpus
 from mrl.launch.commands import earlier_start
-from mrl.launch.commands.auto_here import with_values
 from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
+from mrl.launch.commands.this_machine import memory_shortage, with_values
 from mrl.launch.slots import smaller
 from mrl.launch.workers.environments import EnvironmentRules, check_environments, require_known_domains
 from mrl.launch.workers.reward_workers import check_rewards
@@ -87,8 +87,10 @@ def check_run(config: Config) -> Inputs:
         stream.require(position)
     trial = tuple(stream.take(TRIAL_PROMPTS))
     check_rewards(config.reward, [p for p in trial if not asks_engine(config.reward, p)])
-    warnings = (*warnings_of(config), *dataset.warnings(config.loop))
-    return Inputs(dataset, acting, trial, token_decoder(tokenizer), warnings)
+    warnings = [*warnings_of(config), *dataset.warnings(config.loop)]
+    if not may_have_gpus(config):
+        warnings += memory_shortage(config)
+    return Inputs(dataset, acting, trial, token_decoder(tokenizer), tuple(warnings))
 
 
 def dry_run(config: Config) -> tuple[str, tuple[str, ...]]:

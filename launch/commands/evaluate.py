@@ -20,9 +20,9 @@ from mrl.data.tokenise import load_tokenizer_for
 from mrl.errors import ConfigError, DataError
 from mrl.files import output_lock, replace_durably
 from mrl.launch.commands import earlier_start
-from mrl.launch.commands.auto_here import with_values
 from mrl.launch.commands.digests import model_digest
 from mrl.launch.commands.one_engine import one_engine
+from mrl.launch.commands.this_machine import with_values
 from mrl.launch.workers.environments import check_environments
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.validate import Scores, greedy_sampling, validation_metrics, validation_sampling_of

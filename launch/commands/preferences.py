@@ -19,8 +19,8 @@ from mrl.config.root import Config
 from mrl.data.load_rows import load_data
 from mrl.data.tokenise import load_tokenizer_for
 from mrl.errors import ConfigError, DataError
-from mrl.launch.commands.auto_here import with_values
 from mrl.launch.commands.one_engine import one_engine
+from mrl.launch.commands.this_machine import with_values
 from mrl.prepare.arithmetic_rows import write_rows
 from mrl.prepare.corruptions import corrupted
 from mrl.rewards.kinds.ground_truth import correct_response

@@ -25,9 +25,9 @@ from mrl.data.prompt_stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import OwnRay, address_of, cluster, has_gpus
 from mrl.launch.cluster.driver_watchdog import DriverWatchdog
-from mrl.launch.commands.auto_here import with_values
 from mrl.launch.commands.check import Inputs, check_run
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
+from mrl.launch.commands.this_machine import with_values
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.environments import EnvironmentRules
 from mrl.launch.workers.placement import place

@@ -31,8 +31,8 @@ from mrl.errors import ConfigError
 from mrl.files import output_lock
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands import earlier_start
-from mrl.launch.commands.auto_here import with_values
 from mrl.launch.commands.stopping import StopSignals
+from mrl.launch.commands.this_machine import with_values
 from mrl.launch.workers.actor_log import original_stdout, redirect
 from mrl.launch.workers.spmd import forget_meeting_place, run_local_ranks, start_worker, starter_is_gone
 from mrl.loops.tuning.tuning_resume import CHECKPOINTS, require_resumable_tuning

@@ -194,7 +194,9 @@ class Estimate:
 
     @cached_property
     def waits(self) -> list[Wait]:
-        """Waits that have a deadline."""
+        """Waits that have a deadline; none if the hardware's speed is unknown."""
+        if not self.hardware.has_speeds:
+            return []
         return list(waits(self.config, self.work, self.seconds, self.saving, self.exporting))
 
     @cached_property

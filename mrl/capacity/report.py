@@ -77,18 +77,18 @@ class CapacityReport:
         return lines
 
     def _fullest(self) -> str:
-        """Return the moments with least free memory, of a GPU and of a node's host."""
-        moments = (
-            min(events, key=lambda event: event.free)
-            for events in (self.estimate.timeline, self.estimate.host)
-        )
+        """Return the moments with least free memory, of a slot and of a node's host."""
+        estimate = self.estimate
+        moments = (min(events, key=lambda event: event.free) for events in (estimate.timeline, estimate.host))
         return "memory    fullest: " + ", ".join(
             f"{place} in '{moment.name}', {_gb(moment.total)} of {_gb(moment.total + moment.free)} GB"
-            for place, moment in zip(("GPU", "host"), moments, strict=True)
+            for place, moment in zip(("GPU" if estimate.on_gpus else "slot", "host"), moments, strict=True)
         )
 
     def _speed(self) -> list[str]:
         estimate, seconds = self.estimate, self.estimate.seconds
+        if not estimate.hardware.has_speeds:
+            return ["step      no seconds: the speed of this machine is unknown; loop.steps=3 measures it"]
         total, tokens = sum(seconds.values()), estimate.work.tokens
         shares = ", ".join(
             f"{phase} {value / total:.0%}" for phase, value in seconds.items() if value >= 0.01 * total
@@ -112,7 +112,7 @@ class CapacityReport:
         return [
             f"model     {config.model.path}: {facts.parameters_total:,} parameters, "
             f"{facts.parameters_active:,} active (from {facts.origin})",
-            f"hardware  {self.num_nodes} nodes of {self.estimate.hardware.name}",
+            f"hardware  {f'{self.num_nodes} nodes of ' if self.num_nodes > 1 else ''}{self.estimate.hardware.name}",
             f"training  {layout.world_size} ranks: {axes or 'one rank'}",
             f"rollout   {config.num_engines} engines of {ranks}{engine_slots}, experts {experts}{weights}",
         ]
@@ -149,12 +149,15 @@ class CapacityReport:
 
     def _files(self) -> list[str]:
         saved, exported = self.estimate.saving, self.estimate.exporting
-        return [
+        lines = [
             f"a checkpoint: {_gb(saved.num_bytes)} GB, at most {_gb(saved.node_bytes)} GB of them from one "
-            f"node, {saved.seconds:.0f} s",
+            "node",
             f"an export: {_gb(exported.num_bytes)} GB by one process with {_gb(exported.host_bytes)} GB of "
-            f"host memory, {exported.seconds:.0f} s",
+            "host memory",
         ]
+        if not self.estimate.hardware.has_speeds:
+            return lines
+        return [f"{line}, {part.seconds:.0f} s" for line, part in zip(lines, (saved, exported), strict=True)]
 
     def _sync(self) -> list[str]:
         traffic, seconds = self.estimate.traffic, self.estimate.sync_seconds
@@ -173,6 +176,8 @@ class CapacityReport:
             ["inside nodes", *link(traffic.node_in, traffic.node_out)],
             ["between nodes", *link(traffic.network_in, traffic.network_out)],
         ]
+        if not self.estimate.hardware.has_speeds:
+            return _columns(rows)
         return [*_columns(rows), f"at full bandwidth: {bounds}; estimate {seconds:.2f} s"]
 
     def _step(self) -> list[str]:
@@ -180,10 +185,15 @@ class CapacityReport:
         total, rounds = sum(seconds.values()), most_rounds(self.estimate.config)
         phases = ", ".join(f"{phase} {value:.1f}" for phase, value in seconds.items())
         longest = total + (rounds - 1) * seconds["generate"]
+        concurrent = (
+            f"{estimate.generation.concurrent} sequences at once per engine, pipeline bubble "
+            f"{estimate.training_time.bubble:.0%}"
+        )
+        if not estimate.hardware.has_speeds:
+            return [concurrent]
         return [
             f"step, estimated seconds: {total:.0f} = {phases}",
-            f"{estimate.generation.concurrent} sequences at once per engine, pipeline bubble "
-            f"{estimate.training_time.bubble:.0%}",
+            concurrent,
             f"with all of its {rounds} rounds of generation: {longest:.0f} s",
             "phase deadlines, seconds: "
             + ", ".join(f"{w.name} {w.seconds:.0f} of {w.deadline:.0f}" for w in estimate.waits),

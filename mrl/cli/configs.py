@@ -226,7 +226,8 @@ def _plan_command(commands) -> None:
     text = "estimate memory, traffic and time without a GPU"
     plan = config_command(commands, "plan", _plan, text)
     plan.add_argument(
-        "--hardware", default="8x80gb", help="name in configs/hardware, or a file; 8x80gb by default"
+        "--hardware",
+        help="name in configs/hardware, or a file; by default this machine if it has no GPU, else 8x80gb",
     )
 
 
@@ -234,7 +235,14 @@ def _plan(options: argparse.Namespace) -> int:
     from mrl.capacity.hardware import load_hardware
     from mrl.capacity.report import capacity_report
 
-    report = capacity_report(command_config(options), load_hardware(options.hardware))
+    config = command_config(options)
+    if options.hardware:
+        hardware = load_hardware(options.hardware)
+    else:
+        from mrl.launch.commands.this_machine import hardware_here
+
+        hardware = hardware_here(config)
+    report = capacity_report(config, hardware)
     return print_result(report.table()) or int(not report.fits)
 
 
