@@ -25,7 +25,7 @@ from mrl.launch.cluster.gpus import disagreements, find_gpus
 from mrl.launch.commands import earlier_start
 from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
-from mrl.launch.commands.this_machine import memory_shortage, with_values
+from mrl.launch.commands.this_machine import memory_shortage, with_local_models, with_values
 from mrl.launch.slots import smaller
 from mrl.launch.workers.environments import EnvironmentRules, check_environments, require_known_domains
 from mrl.launch.workers.reward_workers import check_rewards
@@ -95,7 +95,8 @@ def check_run(config: Config) -> Inputs:
 
 def dry_run(config: Config) -> tuple[str, tuple[str, ...]]:
     """Run the checks of a run; return its settings as YAML, after a comment on those that were auto, and its
-    warnings. A new model is made in a temporary folder."""
+    warnings. A new model is made in a temporary folder, and none is downloaded."""
+    config = with_local_models(config, download=False)
     config, chosen = with_values(config, gpus=may_have_gpus(config))
     settings = "".join(f"# {line}\n" for line in chosen) + dump(config)
     with tempfile.TemporaryDirectory() as folder:

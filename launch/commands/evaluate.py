@@ -22,7 +22,7 @@ from mrl.files import output_lock, replace_durably
 from mrl.launch.commands import earlier_start
 from mrl.launch.commands.digests import model_digest
 from mrl.launch.commands.one_engine import one_engine
-from mrl.launch.commands.this_machine import with_values
+from mrl.launch.commands.this_machine import with_local_models, with_values
 from mrl.launch.workers.environments import check_environments
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.validate import Scores, greedy_sampling, validation_metrics, validation_sampling_of
@@ -60,7 +60,7 @@ def _evaluate(config: Config, out: Path | None, *, train: bool) -> dict[str, flo
     start = time.monotonic()
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists and is not empty; choose a new folder")
-    config, chosen = with_values(earlier_start.dated(config))
+    config, chosen = with_values(with_local_models(earlier_start.dated(config)))
     tokenizer = load_tokenizer_for(config.model)
     acting = check_environments(config, tokenizer)
     dataset = load_validation(

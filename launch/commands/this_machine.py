@@ -1,14 +1,16 @@
-"""Measure a configuration by this machine: values in place of `auto`, and the hardware of a plan."""
+"""Fit a configuration to this machine: values in place of `auto`, folders of models, hardware of a plan."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from mrl.capacity.advice import memory_suggestions
 from mrl.capacity.auto_settings import auto_values, resolve_auto
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import Hardware, cpu_node, load_hardware
 from mrl.config.root import Config
+from mrl.data.hub_models import model_folder
 from mrl.launch.cluster.cluster import own_gpus
 from mrl.launch.cluster.node_facts import available_memory
 
@@ -54,3 +56,25 @@ def memory_shortage(config: Config) -> list[str]:
         f"a slot probably needs {need:.1f} GiB in '{worst.name}', but its share of this machine's available "
         f"memory is {present:.1f} GiB; {changes} (`mrl plan` shows what needs it)"
     ]
+
+
+def with_local_models(config: Config, *, download: bool = True) -> Config:
+    """Return the configuration with local folders in place of the hub names of policy, reference, critic and
+    teachers. ConfigError if a model is not in the hub's cache and is not (or cannot be) downloaded."""
+
+    def local(path: str | None, setting: str) -> str | None:
+        return path and model_folder(path, setting, download=download)
+
+    model, critic, distillation = config.model, config.critic, config.algorithm.distillation
+    changes: dict[str, Any] = {"reference_path": local(model.reference_path, "model.reference_path")}
+    if model.new is None:
+        changes["path"] = local(model.path, "model.path")
+    sections: dict[str, Any] = {"model": model.model_copy(update=changes)}
+    if critic is not None:
+        sections["critic"] = critic.model_copy(update={"path": local(critic.path, "critic.path")})
+    if distillation is not None:
+        name = "algorithm.distillation.teachers"
+        teachers = {domain: local(path, name) for domain, path in distillation.teachers.items()}
+        distillation = distillation.model_copy(update={"teachers": teachers})
+        sections["algorithm"] = config.algorithm.model_copy(update={"distillation": distillation})
+    return config.model_copy(update=sections)

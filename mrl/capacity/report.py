@@ -108,11 +108,12 @@ class CapacityReport:
         experts = "distributed" if rollout.expert_parallel else "split by tp"
         engine_slots = f" on their own {own_slots} slots" if own_slots else ""
         ranks = f"dp{rollout.dp} x " * (rollout.dp > 1) + f"tp{rollout.tp}"
+        nodes = f"{self.num_nodes} nodes of " if self.num_nodes > 1 else ""
         weights = "" if rollout.quantization == "none" else f", weights in {rollout.quantization}"
         return [
             f"model     {config.model.path}: {facts.parameters_total:,} parameters, "
             f"{facts.parameters_active:,} active (from {facts.origin})",
-            f"hardware  {f'{self.num_nodes} nodes of ' if self.num_nodes > 1 else ''}{self.estimate.hardware.name}",
+            f"hardware  {nodes}{self.estimate.hardware.name}",
             f"training  {layout.world_size} ranks: {axes or 'one rank'}",
             f"rollout   {config.num_engines} engines of {ranks}{engine_slots}, experts {experts}{weights}",
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import yaml
 from mrl.cli import main
 from mrl.config.load import load
 from mrl.launch.commands import check, this_machine
-from mrl.launch.commands.this_machine import hardware_here, memory_shortage, with_values
+from mrl.launch.commands.this_machine import hardware_here, memory_shortage, with_local_models, with_values
 from tests.launch.tiny_runs import words
+from tests.support.hub_cache import add_model, use_cache
+from tests.tiny_models import write_model
 
 SMALLEST = ["run.name=a", "model.path=weights/Qwen3-30B-A3B", "data.train=rows.jsonl", "reward.kind=maths"]
 
@@ -117,3 +120,38 @@ def test_a_shortage_names_what_helps_without_gpus(machine: None) -> None:
     (warning,) = memory_shortage(load([], SMALLEST))
     assert "GiB in 'update'" in warning and "is 8.0 GiB" in warning
     assert "gpu_memory" not in warning and "offload" not in warning
+
+
+def test_every_model_of_a_run_may_be_a_name_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = use_cache(monkeypatch, tmp_path)
+    names = ("me/policy", "me/reference", "me/critic", "me/teacher")
+    folders = [str(add_model(cache, name, write_model(tmp_path / name))) for name in names]
+    policy, reference, critic, teacher = names
+    words = [
+        "run.name=a", "data.train=rows.jsonl", "reward.kind=maths", "algorithm.estimator.name=gae",
+        f"model={{path: {policy}, reference_path: 'hf://{reference}'}}", f"critic.path={critic}",
+        f"algorithm.distillation.teachers={{sums: {teacher}, products: {tmp_path}}}",
+    ]  # fmt: skip
+    config = with_local_models(load([], words))
+    assert config.critic is not None and config.algorithm.distillation is not None
+    assert [config.model.path, config.model.reference_path, config.critic.path] == folders[:3]
+    assert config.algorithm.distillation.teachers == {"sums": folders[3], "products": str(tmp_path)}
+    assert with_local_models(config) == config
+    made = load([], [*words, "model.path=work/model", "model.new={}"])
+    assert with_local_models(made).model.path == "work/model", "a model to make is not one to download"
+
+
+def test_a_run_with_a_name_of_the_hub_is_checked_and_shown_with_its_folder(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = use_cache(monkeypatch, tmp_path / "home")
+    snapshot = add_model(cache, "me/sums", Path(shutil.copytree(task / "model", tmp_path / "model")))
+    assert main(["train", *words(task, tmp_path, "run", "model.path=me/sums"), "--dry-run"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["model"]["path"] == str(snapshot)
+    for command, end in (("train", ["--dry-run"]), ("train", []), ("eval", []), ("data", []), ("plan", [])):
+        assert main([command, *words(task, tmp_path, "run", "model.path=me/other"), *end]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("mrl: model.path = me/other does not exist"), err
+        assert "run `hf download me/other`" in err and len(err.splitlines()) == 1
