@@ -51,10 +51,9 @@ def memory_shortage(config: Config) -> list[str]:
     if worst.free >= 0:
         return []
     need, present = (size / 2**30 for size in (worst.total, worst.total + worst.free))
-    changes = "; ".join(["end other programs", *memory_suggestions(estimate)])
     return [
         f"a slot probably needs {need:.1f} GiB in '{worst.name}', but its share of this machine's available "
-        f"memory is {present:.1f} GiB; {changes} (`mrl plan` shows what needs it)"
+        f"memory is {present:.1f} GiB; {'; '.join(['end other programs', *memory_suggestions(estimate)])}"
     ]
 
 

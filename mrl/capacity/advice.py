@@ -251,12 +251,8 @@ def _smaller(part: str, estimate: Estimate) -> str | None:
     if part == "activations" and layout.tp < estimate.hardware.gpus_per_node:
         return f"a larger training.layout.tp (now {layout.tp}) splits activations by sequence"
     section = config.training.optimizer
-    if (
-        part == "optimizer"
-        and estimate.on_gpus
-        and section.moments_dtype == "float32"
-        and section.offload_fraction < 1
-    ):
+    can_offload = estimate.on_gpus and section.moments_dtype == "float32" and section.offload_fraction < 1
+    if part == "optimizer" and can_offload:
         return (
             f"training.optimizer.offload_fraction=1 (now {section.offload_fraction:g}) keeps the optimizer "
             "state in host memory"

@@ -57,7 +57,7 @@ class CapacityReport:
                 _memory("host memory of a node", estimate.host),
                 self._sync(),
                 self._files(),
-                self._step(),
+                *[self._step()] * estimate.hardware.has_speeds,
             ):
                 lines += ["", *section]
         for kind, lines_of_kind in dataclasses.asdict(self.advice).items():
@@ -150,15 +150,13 @@ class CapacityReport:
 
     def _files(self) -> list[str]:
         saved, exported = self.estimate.saving, self.estimate.exporting
-        lines = [
+        has_speeds = self.estimate.hardware.has_speeds
+        return [
             f"a checkpoint: {_gb(saved.num_bytes)} GB, at most {_gb(saved.node_bytes)} GB of them from one "
-            "node",
+            "node" + has_speeds * f", {saved.seconds:.0f} s",
             f"an export: {_gb(exported.num_bytes)} GB by one process with {_gb(exported.host_bytes)} GB of "
-            "host memory",
+            "host memory" + has_speeds * f", {exported.seconds:.0f} s",
         ]
-        if not self.estimate.hardware.has_speeds:
-            return lines
-        return [f"{line}, {part.seconds:.0f} s" for line, part in zip(lines, (saved, exported), strict=True)]
 
     def _sync(self) -> list[str]:
         traffic, seconds = self.estimate.traffic, self.estimate.sync_seconds
@@ -177,24 +175,18 @@ class CapacityReport:
             ["inside nodes", *link(traffic.node_in, traffic.node_out)],
             ["between nodes", *link(traffic.network_in, traffic.network_out)],
         ]
-        if not self.estimate.hardware.has_speeds:
-            return _columns(rows)
-        return [*_columns(rows), f"at full bandwidth: {bounds}; estimate {seconds:.2f} s"]
+        speeds = [f"at full bandwidth: {bounds}; estimate {seconds:.2f} s"]
+        return _columns(rows) + speeds * self.estimate.hardware.has_speeds
 
     def _step(self) -> list[str]:
         estimate, seconds = self.estimate, self.estimate.seconds
         total, rounds = sum(seconds.values()), most_rounds(self.estimate.config)
         phases = ", ".join(f"{phase} {value:.1f}" for phase, value in seconds.items())
         longest = total + (rounds - 1) * seconds["generate"]
-        concurrent = (
-            f"{estimate.generation.concurrent} sequences at once per engine, pipeline bubble "
-            f"{estimate.training_time.bubble:.0%}"
-        )
-        if not estimate.hardware.has_speeds:
-            return [concurrent]
         return [
             f"step, estimated seconds: {total:.0f} = {phases}",
-            concurrent,
+            f"{estimate.generation.concurrent} sequences at once per engine, pipeline bubble "
+            f"{estimate.training_time.bubble:.0%}",
             f"with all of its {rounds} rounds of generation: {longest:.0f} s",
             "phase deadlines, seconds: "
             + ", ".join(f"{w.name} {w.seconds:.0f} of {w.deadline:.0f}" for w in estimate.waits),

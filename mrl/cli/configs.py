@@ -234,14 +234,10 @@ def _plan_command(commands) -> None:
 def _plan(options: argparse.Namespace) -> int:
     from mrl.capacity.hardware import load_hardware
     from mrl.capacity.report import capacity_report
+    from mrl.launch.commands.this_machine import hardware_here
 
     config = command_config(options)
-    if options.hardware:
-        hardware = load_hardware(options.hardware)
-    else:
-        from mrl.launch.commands.this_machine import hardware_here
-
-        hardware = hardware_here(config)
+    hardware = load_hardware(options.hardware) if options.hardware else hardware_here(config)
     report = capacity_report(config, hardware)
     return print_result(report.table()) or int(not report.fits)
 
