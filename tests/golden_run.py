@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from mrl.capacity.auto_settings import resolve_auto
 from mrl.config.load import dump, load
 from tests.mrl.training.make_golden import GOLDEN, SHAPE
 from tests.tiny_models import write_model
@@ -23,5 +24,6 @@ def write_run(parent: Path, model: Path) -> Path:
     words = [f"run={{name: run, folder: {parent}}}", f"model.path={model}", "training.layout={dp: 128}"]
     folder = parent / "run"
     shutil.copytree(GOLDEN / "checkpoint", folder / "checkpoints" / f"step-{STEP:06d}")
-    (folder / "config.yaml").write_text(dump(load([ROOT / "configs/quickstart.yaml"], words)))
+    config = load([ROOT / "configs/quickstart.yaml"], words)
+    (folder / "config.yaml").write_text(dump(resolve_auto(config, gpus=False, memory_bytes=8 << 30)))
     return folder

@@ -127,6 +127,13 @@ def cgroup_memory_left(
     return remaining
 
 
+def available_memory() -> int:
+    """Return the bytes that this node's processes may still use, within the machine's and the job's limit."""
+    import psutil
+
+    return int(min(psutil.virtual_memory().available, cgroup_memory_left()))
+
+
 def listen_on_own_node(address: str | None = None) -> None:
     """Let gloo and vLLM of this process and its children listen on the interface of its node's address.
 
@@ -154,8 +161,6 @@ class NodeProbe:
 
     def gather(self, number: int, folder: str) -> NodeFacts:
         """Return the facts of this node, without the clock skew, which the driver measures."""
-        import psutil
-
         errors = []
         path = Path(folder)
         speed, free = 0.0, 0
@@ -172,7 +177,7 @@ class NodeProbe:
             versions={"python": platform.python_version()}
             | installed_versions(PACKAGES)
             | {name: value for name, value in device.items() if value},
-            memory_bytes=int(min(psutil.virtual_memory().available, cgroup_memory_left())),
+            memory_bytes=available_memory(),
             shared_memory_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
             disk_bytes=free,
             disk_bytes_per_second=speed,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.capacity import requirements
+from mrl.config.load import dump
 from mrl.config.root import Config
 from mrl.config.run_warnings import warnings_of
 from mrl.data.load_rows import Dataset, load_data
@@ -24,6 +25,7 @@ from mrl.launch.cluster.gpus import disagreements, find_gpus
 from mrl.launch.commands import earlier_start
 from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
+from mrl.launch.commands.this_machine import memory_shortage, with_local_models, with_values
 from mrl.launch.slots import smaller
 from mrl.launch.workers.environments import EnvironmentRules, check_environments, require_known_domains
 from mrl.launch.workers.reward_workers import check_rewards
@@ -85,17 +87,29 @@ def check_run(config: Config) -> Inputs:
         stream.require(position)
     trial = tuple(stream.take(TRIAL_PROMPTS))
     check_rewards(config.reward, [p for p in trial if not asks_engine(config.reward, p)])
-    warnings = (*warnings_of(config), *dataset.warnings(config.loop))
-    return Inputs(dataset, acting, trial, token_decoder(tokenizer), warnings)
+    warnings = [*warnings_of(config), *dataset.warnings(config.loop)]
+    if not may_have_gpus(config):
+        warnings += memory_shortage(config)
+    return Inputs(dataset, acting, trial, token_decoder(tokenizer), tuple(warnings))
 
 
-def dry_run(config: Config) -> tuple[str, ...]:
-    """Run the checks of a run and return its warnings; a new model is made in a temporary folder."""
+def dry_run(config: Config) -> tuple[str, tuple[str, ...]]:
+    """Run the checks of a run; return its settings as YAML, after a comment on those that were auto, and its
+    warnings. A new model is made in a temporary folder, and none is downloaded."""
+    config = with_local_models(config, download=False)
+    config, chosen = with_values(config, gpus=may_have_gpus(config))
+    settings = "".join(f"# {line}\n" for line in chosen) + dump(config)
     with tempfile.TemporaryDirectory() as folder:
         if config.model.new is not None and not Path(config.model.path).exists():
             model = config.model.model_copy(update={"path": f"{folder}/model"})
             config = config.model_copy(update={"model": model})
-        return check_run(config).warnings
+        return settings, check_run(config).warnings
+
+
+def may_have_gpus(config: Config) -> bool:
+    """Return False if the slots are this machine's and it has no GPU. Those of an existing cluster are known
+    when it is joined: launch/commands/start_run.py checks again."""
+    return bool(own_gpus() or address_of(config.launch))
 
 
 def check_elastic(config: Config) -> None:
@@ -113,6 +127,9 @@ def check_resume(config: Config) -> None:
     """Check that the run can resume from its newest checkpoint, if any, with this model and settings."""
     if (checkpoint := earlier_start.newest(Path(config.run_folder) / "checkpoints")) is not None:
         folder, about, state = checkpoint
+        if config.training.dtype == "auto":  # of a cluster to join: the ranks compare it
+            training = config.training.model_copy(update={"dtype": about["dtype"]})
+            config = config.model_copy(update={"training": training})
         earlier_start.require_same_model(folder, about, config)
         resume_check.require_resumable(state, config)
 
@@ -164,10 +181,8 @@ def check_policy(config: Config, *, engines: bool = True) -> None:
     gpus = own_gpus()
     per_node = config.launch.slots_per_node or gpus or config.num_slots
     nodes = requirements.node_numbers(config.num_slots, per_node)
-    # Slots of an existing cluster are known when it is joined: launch/commands/start_run.py checks again.
-    served_here = not gpus and not address_of(config.launch)
     hf = read_config(config.model.path)
-    if faults := requirements.unmet(config, hf, nodes, gpus=not served_here, engines=engines):
+    if faults := requirements.unmet(config, hf, nodes, gpus=may_have_gpus(config), engines=engines):
         raise ConfigError("\n".join(faults))
     _check_weights(config.model.path, config.model.path)
 

@@ -22,6 +22,7 @@ from mrl.files import output_lock, replace_durably
 from mrl.launch.commands import earlier_start
 from mrl.launch.commands.digests import model_digest
 from mrl.launch.commands.one_engine import one_engine
+from mrl.launch.commands.this_machine import with_local_models, with_values
 from mrl.launch.workers.environments import check_environments
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.validate import Scores, greedy_sampling, validation_metrics, validation_sampling_of
@@ -59,13 +60,13 @@ def _evaluate(config: Config, out: Path | None, *, train: bool) -> dict[str, flo
     start = time.monotonic()
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists and is not empty; choose a new folder")
-    config = earlier_start.dated(config)
+    config, chosen = with_values(with_local_models(earlier_start.dated(config)))
     tokenizer = load_tokenizer_for(config.model)
     acting = check_environments(config, tokenizer)
     dataset = load_validation(
         config.data, config.reward, tokenizer, tools=acting.tools_of if acting else None
     )
-    print(dataset.report.text(), file=sys.stderr, flush=True)
+    print(dataset.report.text(), *chosen, sep="\n", file=sys.stderr, flush=True)
     prompts = dataset.validation_prompts(sys.maxsize if train else config.loop.validation.num_prompts)
     if not prompts:
         raise DataError("data.validation is not set or has no rows left; mrl eval measures it")

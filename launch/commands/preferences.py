@@ -20,6 +20,7 @@ from mrl.data.load_rows import load_data
 from mrl.data.tokenise import load_tokenizer_for
 from mrl.errors import ConfigError, DataError
 from mrl.launch.commands.one_engine import one_engine
+from mrl.launch.commands.this_machine import with_local_models, with_values
 from mrl.prepare.arithmetic_rows import write_rows
 from mrl.prepare.corruptions import corrupted
 from mrl.rewards.kinds.ground_truth import correct_response
@@ -73,6 +74,7 @@ def make_preferences(config: Config, options: PreferenceOptions) -> str:
         raise ConfigError("pairs need single responses, not episodes; remove the section agent")
     if options.samples == 1:
         raise ConfigError("--samples 1: one response is not a pair; set 2 or more, or 0")
+    config = with_local_models(config)
     tokenizer = load_tokenizer_for(config.model)
     dataset = load_data(config.data, config.reward, tokenizer)
     print(dataset.report.text(), file=sys.stderr, flush=True)
@@ -146,6 +148,7 @@ def _sampled(
     rng, sampling = random.Random(config.run.seed), Sampling.of(config)
     sampling = dataclasses.replace(sampling, num_samples=options.samples)
     pairs: dict[str, list[Pair]] = {}
+    config, _ = with_values(config)
     with one_engine(config, tokenizer, None, group_size=options.samples) as rollouts:
         for use, rows in prompts.items():
             groups = rollouts.generate_in_order(rows, sampling)

@@ -23,10 +23,11 @@ from mrl.config.root import Config
 from mrl.data.load_rows import Dataset
 from mrl.data.prompt_stream import PromptStream
 from mrl.errors import ConfigError
-from mrl.launch.cluster.cluster import OwnRay, cluster, has_gpus
+from mrl.launch.cluster.cluster import OwnRay, address_of, cluster, has_gpus
 from mrl.launch.cluster.driver_watchdog import DriverWatchdog
 from mrl.launch.commands.check import Inputs, check_run
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
+from mrl.launch.commands.this_machine import with_values
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.environments import EnvironmentRules
 from mrl.launch.workers.placement import place
@@ -107,14 +108,17 @@ class Parts:
 
 @contextlib.contextmanager
 def assembled(
-    config: Config, *, log_folder: Path, when_checked: Callable[[], None] = lambda: None
+    config: Config, *, log_folder: Path, when_known: Callable[[Config], None] = lambda config: None
 ) -> Iterator[Parts]:
     """Start all workers, before the first weight sync; stop them at the end of the block.
 
-    ConfigError and DataError are raised before anything starts and before `when_checked` is called. The clock
-    has the phases of the start: check, cluster, workers, connect.
+    ConfigError and DataError are raised before anything starts. `when_known` is called after the checks, with
+    the configuration in which settings have values in place of `auto`: for a Ray cluster to join, it depends
+    on the cluster's slots. The clock has the phases of the start: check, cluster, workers, connect.
     """
-    clock = PhaseClock()
+    clock, chosen = PhaseClock(), list[str]()
+    if not address_of(config.launch):
+        config, chosen = with_values(config)
     with contextlib.ExitStack() as stack:
         gc.disable()  # garbage collection takes a fifth of the import time and frees nothing
         stack.callback(gc.enable)
@@ -122,8 +126,7 @@ def assembled(
             inputs = check_run(config)
             for warning in inputs.warnings:
                 log.warning(warning)
-            print(inputs.dataset.report.text(), flush=True)
-            when_checked()
+            print(inputs.dataset.report.text(), *chosen, sep="\n", flush=True)
             print(_starting(config), flush=True)
         engines = stack.enter_context(
             RewardEngines(
@@ -135,6 +138,9 @@ def assembled(
         with clock.phase("cluster"):
             stack.enter_context(without_gpus_of(config.reward))
             ray = stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
+        config, chosen = with_values(config, gpus=has_gpus())
+        print("".join(f"{line}\n" for line in chosen), end="", flush=True)
+        when_known(config)
         if config.rollout.workers == "node":
 
             def start_workers(hybrid: Hybrid) -> contextlib.AbstractContextManager[object]:

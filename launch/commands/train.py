@@ -20,6 +20,7 @@ from mrl.launch.commands import earlier_start
 from mrl.launch.commands.check import check_resume
 from mrl.launch.commands.start_run import Parts, assembled
 from mrl.launch.commands.stopping import NOTHING_LEARNED_EXIT_CODE, StopSignals
+from mrl.launch.commands.this_machine import with_local_models
 from mrl.launch.workers.actor_log import last_words
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.exports import Exports
@@ -65,7 +66,8 @@ class Run:
     def __init__(self, config: Config) -> None:
         self.folder = Path(config.run_folder)
         self.config = earlier_start.dated_as_begun(config, self.folder)
-        """Configuration of the run, with its chat template date; `folder` has all files of the run."""
+        """Configuration of the run, with its chat template date and, once workers start, with values in place
+        of `auto` and of hub names; `folder` has all files of the run."""
         self.ended = ""
         """Empty until the run ends; then "done", the reason it was stopped, or the error."""
         self._signals = StopSignals()
@@ -105,10 +107,11 @@ class Run:
 
     def _read(self) -> Generator[StepRow]:
         """Run everything, from the run folder to the exports, and yield the rows."""
-        config, signals = self.config, self._signals
-        folder, start = RunFolder(config.run_folder), time.monotonic()
+        signals, start = self._signals, time.monotonic()
+        folder = RunFolder(self.config.run_folder)
         try:
             with signals:
+                config = self.config = with_local_models(self.config)
                 if earlier_start.is_done(config):
                     check_resume(config)
                     print(
@@ -121,11 +124,12 @@ class Run:
                 logs = _log_folder(folder)
                 exports = Exports(config.export, folder.path, run_name=config.run.name)
 
-                def write_config() -> None:
+                def write_config(config: Config) -> None:
+                    self.config = config
                     folder.write_config(dump(config), installed_versions(PACKAGES))
 
                 with contextlib.closing(exports):
-                    with assembled(config, log_folder=logs, when_checked=write_config) as parts:
+                    with assembled(config, log_folder=logs, when_known=write_config) as parts:
                         yield from self._steps(parts, folder, start, exports)
                     if self.ended == "done":  # after the workers: no GPU waits for the last export
                         exports.wait(should_stop=signals.reason)

@@ -32,6 +32,7 @@ from mrl.files import output_lock
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands import earlier_start
 from mrl.launch.commands.stopping import StopSignals
+from mrl.launch.commands.this_machine import with_local_models, with_values
 from mrl.launch.workers.actor_log import original_stdout, redirect
 from mrl.launch.workers.spmd import forget_meeting_place, run_local_ranks, start_worker, starter_is_gone
 from mrl.loops.tuning.tuning_resume import CHECKPOINTS, require_resumable_tuning
@@ -50,7 +51,8 @@ def run_ranks(arguments: Sequence[str]) -> int:
     from mrl.training.hf.export_folder import require_new
 
     config, absent = load_tune(*arguments)
-    config = earlier_start.dated_as_begun(config, folder_of(config))
+    config = with_local_models(config)
+    config, chosen = with_values(earlier_start.dated_as_begun(config, folder_of(config)), engines=False)
     arguments = [*arguments, f"model.chat_template_date={config.model.chat_template_date}"]
     section = _section(config)
     require_new(Path(section.output))
@@ -67,7 +69,7 @@ def run_ranks(arguments: Sequence[str]) -> int:
         lines.append(f"{shared} training rows have the same prompt as a validation row")
     lines += encoder.unread.sentences()
     lines += amount_of_work(section, len(training.rows))
-    print("\n".join(f"tune: {line}" for line in lines), flush=True)
+    print("\n".join(f"tune: {line}" for line in [*chosen, *lines]), flush=True)
     with output_lock(Path(section.output), "tune.output"):
         return _run_held(arguments, config, section, absent)
 
@@ -177,6 +179,7 @@ def encoder_of(config: Config, section: TuneSection, tokenizer: Any) -> Encoder:
 def main(arguments: Sequence[str]) -> None:
     """Run one rank: metrics go to the screen, all other output to its log file, an error to both."""
     (config, _), seen, rank = load_tune(*arguments), original_stdout(), int(os.environ["RANK"])
+    config, _ = with_values(with_local_models(config), engines=False)
     redirect(str(log_folder(config)), f"rank-{rank}")
     try:
         _tune(config, seen, rank)

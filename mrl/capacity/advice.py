@@ -222,12 +222,13 @@ def quantisation_warnings(estimate: Estimate) -> list[str]:
 def cache_warnings(estimate: Estimate) -> list[str]:
     """Return a warning if an engine can decode only part of its samples at once."""
     made, limit = estimate.generation, estimate.config.rollout.max_num_seqs
+    setting = "gpu_memory_utilization" if estimate.on_gpus else "kv_cache_bytes"
     if made.concurrent >= min(made.samples, limit):
         return []
     return [
         f"the KV cache fits {made.concurrent} sequences of mean length, but an engine has {made.samples} and "
-        f"may run {limit}: more device memory, a larger rollout.tp or gpu_memory_utilization, or shorter "
-        "responses speed up generation"
+        f"may run {limit}: more device memory, a larger rollout.tp or {setting}, or shorter responses speed "
+        "up generation"
     ]
 
 
@@ -250,7 +251,8 @@ def _smaller(part: str, estimate: Estimate) -> str | None:
     if part == "activations" and layout.tp < estimate.hardware.gpus_per_node:
         return f"a larger training.layout.tp (now {layout.tp}) splits activations by sequence"
     section = config.training.optimizer
-    if part == "optimizer" and section.moments_dtype == "float32" and section.offload_fraction < 1:
+    can_offload = estimate.on_gpus and section.moments_dtype == "float32" and section.offload_fraction < 1
+    if part == "optimizer" and can_offload:
         return (
             f"training.optimizer.offload_fraction=1 (now {section.offload_fraction:g}) keeps the optimizer "
             "state in host memory"
@@ -268,11 +270,13 @@ def _smaller(part: str, estimate: Estimate) -> str | None:
         )
     if part == "optimizer":
         return "more data-parallel replicas split the optimizer state further"
-    if part == "engine process":
+    if part == "engine process" and estimate.on_gpus:
         return (
             "rollout.engine_args={sleep_mode_offload_cudagraph: true, enable_nccl_comm_suspend: true} frees "
             "the graphs and, with NCCL 2.29.7 and newer, the communicators of a sleeping engine"
         )
+    if part == "KV cache" and not estimate.on_gpus:
+        return f"a lower rollout.kv_cache_bytes (now {rollout.kv_cache_bytes}) makes the KV cache smaller"
     if part == "KV cache":
         share = f"rollout.gpu_memory_utilization (now {rollout.gpu_memory_utilization:g})"
         return f"a lower {share} makes the KV cache smaller"

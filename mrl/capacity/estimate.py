@@ -9,6 +9,7 @@ from functools import cached_property
 
 from mrl.capacity import requirements
 from mrl.capacity.activations import activations, head_bytes
+from mrl.capacity.auto_settings import resolve_auto
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.host_memory import (
     host_moments,
@@ -49,11 +50,12 @@ class Estimate:
 
     def __init__(self, config: Config, hardware: Hardware) -> None:
         """Read the model's config.json; raise ConfigError if the model is unknown."""
-        self.config, self.hardware = config.as_placed(), hardware
+        self.hardware, self.on_gpus = hardware, hardware.kind == "gpu"
         self.facts = find_facts(config.model)
+        config = resolve_auto(config, gpus=self.on_gpus, memory_bytes=hardware.host_memory_bytes)
+        self.config = config.as_placed()
         self.layout = config.training.layout.sizes()
         self.work = work_of(config, hardware)
-        self.on_gpus = hardware.kind == "gpu"
 
     @cached_property
     def unmet(self) -> list[str]:
@@ -192,7 +194,9 @@ class Estimate:
 
     @cached_property
     def waits(self) -> list[Wait]:
-        """Waits that have a deadline."""
+        """Waits that have a deadline; none if the hardware's speed is unknown."""
+        if not self.hardware.has_speeds:
+            return []
         return list(waits(self.config, self.work, self.seconds, self.saving, self.exporting))
 
     @cached_property

@@ -55,8 +55,16 @@ class Hardware(Section):
     """Share of a link's bandwidth that a weight sync reaches (assumption)."""
     decode_step_seconds: float = Field(default=0.012, ge=0)
     """Shortest decode step: launches, small collectives, scheduling (assumption)."""
+    has_speeds: bool = True
+    """The speeds are known; if not, a plan leaves out seconds."""
     mean_response_fraction: float = Field(default=0.5, gt=0, le=1)
     """Mean response length as a share of the longest (assumption)."""
+
+
+def cpu_node(name: str, *, slots: int, memory_bytes: int) -> Hardware:
+    """Return a machine without GPUs, of unknown speed, whose slots share its available memory."""
+    sizes = {"gpus_per_node": slots, "memory_bytes": memory_bytes // slots, "host_memory_bytes": memory_bytes}
+    return load_hardware("laptop").model_copy(update={"name": name, "has_speeds": False, **sizes})
 
 
 def load_hardware(name: str | Path) -> Hardware:

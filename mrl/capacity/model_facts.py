@@ -9,6 +9,7 @@ from pathlib import Path
 from mrl.config.root import Config
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.rollout import RolloutSection
+from mrl.data.hub_models import CONFIG_FILES, is_hub_name, model_folder
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 from mrl.models.facts import ModelSize
@@ -32,7 +33,8 @@ def row_bytes(row: ParameterRows, element: int, rollout: RolloutSection) -> int:
 
 
 def find_facts(model: ModelSection) -> ModelSize:
-    """Read the model's config.json from its folder, `model.new` or configs/models; else raise ConfigError."""
+    """Read the model's config.json from its folder, `model.new`, configs/models or the hub; else raise
+    ConfigError."""
     config_json = Path(model.path) / "config.json"
     name = Path("models", Path(model.path).name, "config.json")
     if config_json.is_file():
@@ -42,6 +44,9 @@ def find_facts(model: ModelSection) -> ModelSize:
         return ModelSize(language_model(made), "model.new (vocabulary at its largest)")
     if (CONFIGS / name).is_file():
         return _read(CONFIGS / name, f"configs/{name}")
+    if is_hub_name(model.path):
+        folder = Path(model_folder(model.path, "model.path", files=CONFIG_FILES))
+        return _read(folder / "config.json", f"{folder}/config.json")
     known = sorted(path.parent.name for path in (CONFIGS / "models").glob("*/config.json"))
     raise ConfigError(
         f"model.path = {model.path} has no config.json, and configs/models has only {known}; set a Hugging "

@@ -57,7 +57,7 @@ class CapacityReport:
                 _memory("host memory of a node", estimate.host),
                 self._sync(),
                 self._files(),
-                self._step(),
+                *[self._step()] * estimate.hardware.has_speeds,
             ):
                 lines += ["", *section]
         for kind, lines_of_kind in dataclasses.asdict(self.advice).items():
@@ -77,18 +77,18 @@ class CapacityReport:
         return lines
 
     def _fullest(self) -> str:
-        """Return the moments with least free memory, of a GPU and of a node's host."""
-        moments = (
-            min(events, key=lambda event: event.free)
-            for events in (self.estimate.timeline, self.estimate.host)
-        )
+        """Return the moments with least free memory, of a slot and of a node's host."""
+        estimate = self.estimate
+        moments = (min(events, key=lambda event: event.free) for events in (estimate.timeline, estimate.host))
         return "memory    fullest: " + ", ".join(
             f"{place} in '{moment.name}', {_gb(moment.total)} of {_gb(moment.total + moment.free)} GB"
-            for place, moment in zip(("GPU", "host"), moments, strict=True)
+            for place, moment in zip(("GPU" if estimate.on_gpus else "slot", "host"), moments, strict=True)
         )
 
     def _speed(self) -> list[str]:
         estimate, seconds = self.estimate, self.estimate.seconds
+        if not estimate.hardware.has_speeds:
+            return ["step      no seconds: the speed of this machine is unknown; loop.steps=3 measures it"]
         total, tokens = sum(seconds.values()), estimate.work.tokens
         shares = ", ".join(
             f"{phase} {value / total:.0%}" for phase, value in seconds.items() if value >= 0.01 * total
@@ -108,11 +108,12 @@ class CapacityReport:
         experts = "distributed" if rollout.expert_parallel else "split by tp"
         engine_slots = f" on their own {own_slots} slots" if own_slots else ""
         ranks = f"dp{rollout.dp} x " * (rollout.dp > 1) + f"tp{rollout.tp}"
+        nodes = f"{self.num_nodes} nodes of " if self.num_nodes > 1 else ""
         weights = "" if rollout.quantization == "none" else f", weights in {rollout.quantization}"
         return [
             f"model     {config.model.path}: {facts.parameters_total:,} parameters, "
             f"{facts.parameters_active:,} active (from {facts.origin})",
-            f"hardware  {self.num_nodes} nodes of {self.estimate.hardware.name}",
+            f"hardware  {nodes}{self.estimate.hardware.name}",
             f"training  {layout.world_size} ranks: {axes or 'one rank'}",
             f"rollout   {config.num_engines} engines of {ranks}{engine_slots}, experts {experts}{weights}",
         ]
@@ -149,11 +150,12 @@ class CapacityReport:
 
     def _files(self) -> list[str]:
         saved, exported = self.estimate.saving, self.estimate.exporting
+        has_speeds = self.estimate.hardware.has_speeds
         return [
             f"a checkpoint: {_gb(saved.num_bytes)} GB, at most {_gb(saved.node_bytes)} GB of them from one "
-            f"node, {saved.seconds:.0f} s",
+            "node" + has_speeds * f", {saved.seconds:.0f} s",
             f"an export: {_gb(exported.num_bytes)} GB by one process with {_gb(exported.host_bytes)} GB of "
-            f"host memory, {exported.seconds:.0f} s",
+            "host memory" + has_speeds * f", {exported.seconds:.0f} s",
         ]
 
     def _sync(self) -> list[str]:
@@ -173,7 +175,8 @@ class CapacityReport:
             ["inside nodes", *link(traffic.node_in, traffic.node_out)],
             ["between nodes", *link(traffic.network_in, traffic.network_out)],
         ]
-        return [*_columns(rows), f"at full bandwidth: {bounds}; estimate {seconds:.2f} s"]
+        speeds = [f"at full bandwidth: {bounds}; estimate {seconds:.2f} s"]
+        return _columns(rows) + speeds * self.estimate.hardware.has_speeds
 
     def _step(self) -> list[str]:
         estimate, seconds = self.estimate, self.estimate.seconds

@@ -54,13 +54,14 @@ def engine_memory(facts: ModelSize, rollout: RolloutSection, hardware: Hardware)
         weights=manifest.num_bytes,
         derived=derived,
         working=working,
-        kv_cache=rollout.kv_cache_bytes if hardware.kind == "cpu" else left,
-        kv_bytes_per_token=_kv_bytes(facts, rollout),
-        states=_state_bytes(facts, rollout),
+        kv_cache=int(rollout.kv_cache_bytes) if hardware.kind == "cpu" else left,
+        kv_bytes_per_token=kv_token_bytes(facts, rollout),
+        states=state_bytes(facts, rollout),
     )
 
 
-def _kv_bytes(facts: ModelSize, rollout: RolloutSection) -> int:
+def kv_token_bytes(facts: ModelSize, rollout: RolloutSection) -> int:
+    """Return the bytes of one token in the KV cache of an engine rank."""
     per_layer = facts.kv_elements_per_token
     if not facts.latent_attention:
         heads = max(1, facts.kv_heads // rollout.tp)
@@ -68,7 +69,7 @@ def _kv_bytes(facts: ModelSize, rollout: RolloutSection) -> int:
     return per_layer * facts.attention_layers * DTYPE_BYTES[rollout.dtype]
 
 
-def _state_bytes(facts: ModelSize, rollout: RolloutSection) -> int:
+def state_bytes(facts: ModelSize, rollout: RolloutSection) -> int:
     """Return the bytes of the delta nets' states (float32 at most) and last convolution inputs."""
     if not facts.delta_nets:
         return 0

@@ -88,10 +88,13 @@ def _call_of_reference(config: Config) -> ReferencePass:
 def microbatches(config: Config, work: Work) -> tuple[int, int]:
     """Return (tokens of the largest micro-batch, micro-batches per update and data-parallel rank).
 
-    A sample longer than microbatch_tokens is a micro-batch of its own, so the longest one limits the memory.
+    A sample longer than microbatch_tokens is a micro-batch of its own, so the longest one limits the memory;
+    so does a rank's whole share of an update.
     """
     longest = min(config.model.max_length, config.data.max_prompt_tokens + work.longest_response)
-    tokens = max(config.training.microbatch_tokens, longest)
+    updates = min(config.algorithm.minibatches, config.loop.prompts_per_step)
+    share = math.ceil(work.samples / (config.training.layout.dp * updates)) * longest
+    tokens = max(min(config.training.microbatch_tokens, share), longest)
     per_rank = work.tokens / config.training.layout.dp / config.algorithm.minibatches
     typical = max(float(config.training.microbatch_tokens), work.sample_tokens)
     return tokens, max(1, math.ceil(per_rank / typical))

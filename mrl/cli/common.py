@@ -24,7 +24,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"rewards check {_QUICK} --gold labelled.jsonl --min-agreement 0.9",
         *("0 accuracy is high enough", "1 failed, or accuracy is too low", EXITS[2]),
     ),
-    "plan": ("plan configs/qwen3_30b_a3b.yaml", "0 the run fits", "1 it does not fit", EXITS[2]),
+    "plan": (f"plan {_QUICK} --hardware 8x80gb", "0 the run fits", "1 it does not fit", EXITS[2]),
     "settings": ("settings rollout.tp",),
     "report": (f"report {_RUN} runs/faster",),
     "audit": (f"audit {_RUN}", "0 the check passed", "1 failed, or the check did not pass", EXITS[2]),

@@ -39,11 +39,10 @@ def _train_command(commands) -> None:
 def _train(options: argparse.Namespace) -> int:
     config = command_config(options)
     if options.dry_run:
-        from mrl.config.load import dump
         from mrl.launch.commands.check import dry_run
 
-        warnings = dry_run(config)
-        print(dump(config), end="", flush=True)
+        settings, warnings = dry_run(config)
+        print(settings, end="", flush=True)
         for warning in warnings:
             log.warning(warning)
         return 0
@@ -238,15 +237,19 @@ def _plan_command(commands) -> None:
     text = "estimate memory, traffic and time without a GPU"
     plan = config_command(commands, "plan", _plan, text)
     plan.add_argument(
-        "--hardware", default="8x80gb", help="name in configs/hardware, or a file; 8x80gb by default"
+        "--hardware",
+        help="name in configs/hardware, or a file; by default this machine if it has no GPU, else 8x80gb",
     )
 
 
 def _plan(options: argparse.Namespace) -> int:
     from mrl.capacity.hardware import load_hardware
     from mrl.capacity.report import capacity_report
+    from mrl.launch.commands.this_machine import hardware_here
 
-    report = capacity_report(command_config(options), load_hardware(options.hardware))
+    config = command_config(options)
+    hardware = load_hardware(options.hardware) if options.hardware else hardware_here(config)
+    report = capacity_report(config, hardware)
     return print_result(report.table()) or int(not report.fits)
 
 

@@ -25,6 +25,8 @@ CHOICES = {"algorithm.loss": ("name", "ppo_clip"), "algorithm.correction": ("kin
 """Sections (with the key that chooses, and its default) whose constants belong to the choice: another loss or
 correction drops the constants given for the former one."""
 log = logging.getLogger(__name__)
+_NOT_AUTO = "literal['auto']"
+"""Pydantic's name of `auto` in the place of an error, for a setting that is `auto` or of another type."""
 MOST_PLACES = 3
 """Most settings of one name that an error lists."""
 
@@ -146,6 +148,13 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _refused(problems: Sequence[Any], origins: Origins) -> ConfigError:
+    """Return one line per problem. A value that is neither auto nor of the setting's type is one problem."""
+    autos = {problem["loc"][:-1] for problem in problems if problem["loc"][-1:] == (_NOT_AUTO,)}
+    problems = [
+        {**problem, "loc": loc[:-1], "msg": f"{problem['msg']}, or auto"} if loc[:-1] in autos else problem
+        for problem in problems
+        if (loc := problem["loc"])[-1:] != (_NOT_AUTO,)
+    ]
     return ConfigError("\n".join(dict.fromkeys(_explain(problem, origins) for problem in problems)))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mrl.config.sections.model import ModelSection
+from mrl.data.hub_models import TOKENIZER_FILES, model_folder
 from mrl.data.row_shapes import DataRow
 from mrl.data.templates import TEMPLATE_ERRORS, apply_template
 from mrl.errors import DataError
@@ -22,9 +23,11 @@ AT_ONCE = 1024
 
 def load_tokenizer_for(model: ModelSection) -> Any:
     """Return the tokenizer for a configuration's rows; its template uses model.chat_template_date. Raises
-    ConfigError as `load_tokenizer` does."""
+    ConfigError as `load_tokenizer` does. Of a model of the hub, only the tokenizer is downloaded."""
     return load_tokenizer(
-        model.path, trust_remote_code=model.trust_remote_code, date=model.chat_template_date
+        model_folder(model.path, "model.path", files=TOKENIZER_FILES),
+        trust_remote_code=model.trust_remote_code,
+        date=model.chat_template_date,
     )
 
 

@@ -156,7 +156,7 @@ def arguments(
 
 def is_eager(rollout: RolloutSection, *, on_cpu: bool, routes: bool) -> bool:
     """Return True if nothing is compiled. On CPU a compiled model lacks the hooks that record routes."""
-    return rollout.enforce_eager or (on_cpu and (rollout.ranks > 1 or routes))
+    return rollout.enforce_eager is True or (on_cpu and (rollout.ranks > 1 or routes))
 
 
 def _require_devices(rollout: RolloutSection, part: EngineProcess, seen: int) -> None:

@@ -21,6 +21,7 @@ EXAMPLES = sorted(
 
 SCREEN = (
     r"data: rows: 180, validation_rows: 36, .*",
+    r"CPU run: training in float32, engines in float32, eager engines, KV cache of 0\.062 GiB per .*",
     r"starting Ray, \d+ trainer ranks and \d+ engines on \d+ slots",
     r"all workers up and serving after [\d.]+ s \(.*\); logs in runs/reversed_words/logs/latest",
     r"step \d/9  .*\d s  \(\d+ min left\)", r"step [12]: reward 0.\d\d",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mrl.config.sections.model import ModelSection, NewModelSection
+from mrl.launch.commands import this_machine
 from mrl.observe.metric_names import undescribed
 from mrl.prepare import arithmetic_rows, new_model
 from tests.forks.servers import shared
@@ -42,6 +43,12 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, part in (("train", rows[:16]), ("validation", rows[16:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _memory_of_a_machine_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend 16 GiB of available memory in this process: warnings must not depend on other programs."""
+    monkeypatch.setattr(this_machine, "available_memory", lambda: 16 << 30)
 
 
 @pytest.fixture(autouse=True)

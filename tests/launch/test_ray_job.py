@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mrl.config.load import load
 from mrl.launch.cluster.ray_node import token_environment
 from tests.launch.two_nodes import free_port_base, started, steps_done, write_run
 from tests.support.runs import run_python, until
@@ -55,4 +56,8 @@ def test_a_submitted_job_trains_and_leaves_the_cluster_up(dashboard: str, tmp_pa
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     assert "succeeded" in done.stdout
     assert steps_done(tmp_path) == [1, 2]
+    resolved = load([tmp_path / "runs/run/config.yaml"])
+    assert (resolved.training.dtype, resolved.rollout.enforce_eager) == ("float32", True), (
+        "its slots are no GPUs"
+    )
     assert job(dashboard, "list").returncode == 0, "the run took the user's cluster down"

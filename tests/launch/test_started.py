@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mrl.capacity.auto_settings import resolve_auto
 from mrl.config.load import dump, load
 from mrl.config.root import Config
 from mrl.data.identity import prompt_id
@@ -40,7 +41,8 @@ def config_of(folder: Path, *words: str) -> Config:
     """Return the configuration of a run `run` of three steps in the folder, with the model in `model`."""
     settings = [f"run={{name: run, folder: {folder}}}", f"model.path={folder}/model", "loop.steps=3"]
     settings += ["training.layout={dp: 1, ep: 1}", f"data.train={folder}/train.jsonl", "data.validation=null"]
-    return load([ROOT / "configs/quickstart.yaml"], [*settings, *words])
+    config = load([ROOT / "configs/quickstart.yaml"], [*settings, *words])
+    return resolve_auto(config, gpus=False, memory_bytes=8 << 30)
 
 
 def save(config: Config, *, step: int, stream: dict[str, Any] | None = None) -> Path:
@@ -141,6 +143,16 @@ def test_another_type_or_adapters_in_place_of_weights_are_refused(run: Config, t
         check_resume(config_of(tmp_path, "critic={}", "algorithm.estimator.name=gae"))
     with pytest.raises(ConfigError, match=r"loop\.schedule = stream, but .* was saved with on_policy"):
         check_resume(config_of(tmp_path, "loop.schedule=stream"))
+
+
+def test_the_type_of_auto_is_compared_once_the_slots_are_known(run: Config, tmp_path: Path) -> None:
+    """A cluster to join decides it, and its ranks compare it again."""
+    words = config_of(tmp_path).model_dump(mode="json")
+    words["training"]["dtype"] = "auto"
+    config = load([words])
+    check_resume(config)
+    with pytest.raises(ConfigError, match=r"trained in float32, but training\.dtype is bfloat16"):
+        check_resume(resolve_auto(config, gpus=True, memory_bytes=0))
 
 
 def test_a_refused_start_leaves_the_run_s_configuration_as_it_was(run: Config, tmp_path: Path) -> None:

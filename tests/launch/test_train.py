@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from mrl.config.load import load
 from mrl.observe.metric_names import undescribed
 from mrl.observe.metrics_log import read, without_volatile
 from tests.launch import serve
@@ -42,7 +43,7 @@ def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 FULL_AT_BYTES = 3000
 """Size limit of one rank's files, so that each of its tensor files fails to be written."""
-OURS = ("data: ", "starting ", "all workers up", "step ", "waiting for ")
+OURS = ("CPU run: ", "data: ", "starting ", "all workers up", "step ", "waiting for ")
 
 
 def test_every_line_on_the_screen_of_a_run_is_ours(whole: Path) -> None:
@@ -51,7 +52,17 @@ def test_every_line_on_the_screen_of_a_run_is_ours(whole: Path) -> None:
     assert screen.pop() == f"{whole}: done after step 4"
     assert [line for line in screen if not line.startswith(OURS)] == []
     assert screen[0].startswith("data: rows") and any(line.startswith("step 4/4") for line in screen), screen
+    assert any(line.startswith("CPU run: training in float32, engines in float32, eager ") for line in screen)
     assert any(log.stat().st_size for log in (whole / "logs" / "latest").iterdir())
+
+
+def test_the_configuration_of_a_run_has_values_in_place_of_auto(whole: Path) -> None:
+    config = load([whole / "config.yaml"])
+    assert (config.training.dtype, config.rollout.dtype, config.rollout.enforce_eager) == (
+        *["float32"] * 2,
+        True,
+    )
+    assert config.rollout.kv_cache_bytes == 64 << 20
 
 
 def rows(folder: Path) -> list[dict[str, object]]:

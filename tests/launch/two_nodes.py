@@ -36,9 +36,7 @@ data: {{train: {folder}/data/train.jsonl, max_prompt_tokens: 8}}
 reward: {{kind: maths, maths: {{extraction: [whole_response], symbolic: false}}, workers: 1}}
 training:
   layout: {{ep: 2, dp: 2}}
-  dtype: float32
-rollout:
-  {{dtype: float32, max_response_tokens: 4, max_num_seqs: 16, kv_cache_bytes: 33554432, enforce_eager: true}}
+rollout: {{max_response_tokens: 4, max_num_seqs: 16, kv_cache_bytes: 33554432}}
 sync: {{bucket_bytes: 1048576}}
 loop:
   steps: {steps}

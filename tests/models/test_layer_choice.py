@@ -1,6 +1,7 @@
 """The layers and attention that a rank gets; on a GPU, Transformer Engine's attention matches ours."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.support.transformer_engine import FOLDER
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SPREAD = LayoutSection(ep=2, dp=2)
+bfloat16 = partial(TrainingSection, dtype="bfloat16")
 
 
 @pytest.fixture
@@ -35,22 +37,22 @@ def deep_ep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_auto_takes_transformer_engine_only_on_a_gpu_that_has_it(installed: None) -> None:
-    assert choose_layers(TrainingSection(), CPU) == LayerChoice(False)
-    assert choose_layers(TrainingSection(), GPU) == LayerChoice(True)
-    assert choose_layers(TrainingSection(spec="local"), GPU) == LayerChoice(False)
-    assert choose_layers(TrainingSection(spec="transformer_engine"), CPU) == LayerChoice(True)
+    assert choose_layers(bfloat16(), CPU) == LayerChoice(False)
+    assert choose_layers(bfloat16(), GPU) == LayerChoice(True)
+    assert choose_layers(bfloat16(spec="local"), GPU) == LayerChoice(False)
+    assert choose_layers(bfloat16(spec="transformer_engine"), CPU) == LayerChoice(True)
 
 
 def test_without_transformer_engine_layers_are_local_and_asking_for_it_is_refused() -> None:
-    assert choose_layers(TrainingSection(), GPU) == LayerChoice(False)
+    assert choose_layers(bfloat16(), GPU) == LayerChoice(False)
     with pytest.raises(ConfigError, match="transformer_engine, which is not installed"):
-        choose_layers(TrainingSection(spec="transformer_engine"), GPU)
+        choose_layers(bfloat16(spec="transformer_engine"), GPU)
 
 
 def test_attention_that_only_ours_computes_has_local_layers_wherever_it_runs(installed: None) -> None:
-    assert choose_layers(TrainingSection(), GPU, own_attention=True) == LayerChoice(False)
+    assert choose_layers(bfloat16(), GPU, own_attention=True) == LayerChoice(False)
     with pytest.raises(ConfigError, match=r"attention sinks, .*; set local or auto"):
-        choose_layers(TrainingSection(spec="transformer_engine"), GPU, own_attention=True)
+        choose_layers(bfloat16(spec="transformer_engine"), GPU, own_attention=True)
 
 
 def test_names_follow_the_layers() -> None:
@@ -64,35 +66,33 @@ def test_float32_has_our_own_attention_beside_transformer_engines_layers() -> No
 
 
 def test_fusions_come_with_transformer_engine() -> None:
-    fused = LayerChoice(True).fields(TrainingSection(), is_moe=True)
+    fused = LayerChoice(True).fields(bfloat16(), is_moe=True)
     names = ("bias_activation_fusion", "moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion")
     assert all(fused[name] for name in names)
-    assert not LayerChoice(True).fields(TrainingSection(router_dtype="fp64"), is_moe=True)[
-        "moe_router_fusion"
-    ]
-    assert not LayerChoice(True, replays=True).fields(TrainingSection(), is_moe=True)["moe_router_fusion"]
-    local = LayerChoice(False).fields(TrainingSection(), is_moe=True)
+    assert not LayerChoice(True).fields(bfloat16(router_dtype="fp64"), is_moe=True)["moe_router_fusion"]
+    assert not LayerChoice(True, replays=True).fields(bfloat16(), is_moe=True)["moe_router_fusion"]
+    local = LayerChoice(False).fields(bfloat16(), is_moe=True)
     assert not any(local[name] for name in names)
 
 
 def test_deep_ep_is_taken_where_experts_are_spread(installed: None, deep_ep: None) -> None:
-    assert choose_layers(TrainingSection(layout=SPREAD), GPU).flex
-    fields = choose_layers(TrainingSection(layout=SPREAD), GPU).fields(TrainingSection(), is_moe=True)
+    assert choose_layers(bfloat16(layout=SPREAD), GPU).flex
+    fields = choose_layers(bfloat16(layout=SPREAD), GPU).fields(bfloat16(), is_moe=True)
     assert (fields["moe_token_dispatcher_type"], fields["moe_flex_dispatcher_backend"]) == ("flex", "deepep")
     for other in (
-        TrainingSection(),
-        TrainingSection(layout=SPREAD, dtype="float32"),
-        TrainingSection(layout=SPREAD, dispatcher="alltoall"),
-        TrainingSection(layout=SPREAD, spec="local"),
-        TrainingSection(layout=SPREAD, router_dtype="fp64"),
+        bfloat16(),
+        TrainingSection(dtype="float32", layout=SPREAD),
+        bfloat16(layout=SPREAD, dispatcher="alltoall"),
+        bfloat16(layout=SPREAD, spec="local"),
+        bfloat16(layout=SPREAD, router_dtype="fp64"),
     ):
         assert not choose_layers(other, GPU).flex
 
 
 def test_flex_without_deep_ep_is_refused() -> None:
-    assert not choose_layers(TrainingSection(layout=SPREAD), GPU).flex
+    assert not choose_layers(bfloat16(layout=SPREAD), GPU).flex
     with pytest.raises(ConfigError, match="DeepEP"):
-        choose_layers(TrainingSection(layout=SPREAD, dispatcher="flex"), GPU)
+        choose_layers(bfloat16(layout=SPREAD, dispatcher="flex"), GPU)
 
 
 def test_segments_carry_all_that_megatron_hands_to_the_fused_kernels() -> None:
@@ -108,7 +108,7 @@ def test_the_fused_attention_agrees_with_our_own(latent: bool) -> None:
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
     device, rng = torch.device("cuda"), torch.Generator("cuda").manual_seed(0)
-    assert choose_layers(TrainingSection(), device).transformer_engine, "it is not installed"
+    assert choose_layers(bfloat16(), device).transformer_engine, "it is not installed"
     heads, width = 8, 192 if latent else 64
     groups, value_width = (heads, 128) if latent else (2, width)
     config = (MLATransformerConfig if latent else TransformerConfig)(

@@ -17,7 +17,8 @@ class CriticSection(Section):
     """Value head on the family's backbone, trained in the policy's layout (algorithm.estimator gae only)."""
 
     path: str | None = None
-    """Start the backbone from this Hugging Face folder; null takes model.path. The value head starts at 0."""
+    """Start the backbone from this Hugging Face folder or hub name; null takes model.path. The value head
+    starts at 0."""
     optimizer: CriticOptimizerSection = CriticOptimizerSection()
     """Configure the critic's optimizer."""
     warmup_steps: int = Field(default=0, ge=0)

@@ -20,7 +20,8 @@ class DistillationSection(Section):
     """Teachers of the policy, with its shapes and vocabulary; docs/algorithms.md has the formulas."""
 
     teachers: dict[str, str] = Field(min_length=1)
-    """Map domains to teacher folders (rows without a domain are `default`); other domains have no teacher."""
+    """Map domains to teacher folders or hub names (rows without a domain are `default`); other domains have
+    no teacher."""
     divergence: Divergence = "reverse"
     """Minimise, at every token over the whole vocabulary, KL(policy || teacher) (reverse), KL(teacher ||
     policy) (forward), or the generalised Jensen-Shannon divergence (jsd)."""

@@ -44,11 +44,13 @@ class ModelSection(Section):
     """Model that the policy starts from."""
 
     path: str
-    """Load this Hugging Face folder (config.json, tokenizer, safetensors); model_type names the family."""
+    """Load this Hugging Face folder (config.json, tokenizer, safetensors); model_type names the family.
+    A hub name (Qwen/Qwen2.5-0.5B-Instruct, also hf://...) that is no folder here is downloaded into the hub's
+    cache, which all nodes must share, or each have a copy of."""
     new: NewModelSection | None = None
     """Make this model if `path` does not exist; null requires that the folder exists."""
     reference_path: str | None = None
-    """Load the reference policy from this folder; null takes the starting point."""
+    """Load the reference policy from this folder or hub name; null takes the starting point."""
     trust_remote_code: bool = False
     """Run the folder's own Python code for its tokenizer (Kimi-K2's), never for a model. Read the code first:
     it runs with the run's rights on every node."""

@@ -1,7 +1,7 @@
 """Settings of generation."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -40,8 +40,9 @@ class RolloutSection(Section):
     """Sample from tokens of at least this share of the top probability; 0: all. Needs temperature 1."""
     max_response_tokens: int = Field(default=256, ge=1)
     """Stop a response after this many tokens."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Store and compute the engine's weights in this type."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Store and compute the engine's weights in this type. auto: float32 on CPU, bfloat16 on GPUs and with
+    quantization."""
     quantization: Literal["none", "fp8_block"] = "none"
     """Quantise the engine's linear weights to float8 at every weight sync, with a scale per 128 x 128 block
     (fp8_block, DeepSeek-V3's form; half the bytes of bfloat16)."""
@@ -50,12 +51,15 @@ class RolloutSection(Section):
     max_num_batched_tokens: int = Field(default=8192, ge=1)
     """Compute at most this many tokens per forward pass of an engine, at least one for each of max_num_seqs;
     the rest of a prompt waits for the next pass."""
-    kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)
-    """CPU only: size the KV cache of one engine rank (on GPUs, see gpu_memory_utilization)."""
+    kv_cache_bytes: Literal["auto"] | Annotated[int, Field(ge=1 << 20)] = "auto"
+    """CPU only: size the KV cache of one engine rank (on GPUs, see gpu_memory_utilization). auto: enough for
+    max_num_seqs sequences of model.max_length, but for all engines of a machine together at most an eighth of
+    its available memory."""
     gpu_memory_utilization: float = Field(default=0.6, gt=0, le=1)
     """GPUs only: use this share of the device's memory for weights and KV cache."""
-    enforce_eager: bool = False
-    """Run the model without compiling it; on CPU with tp always so."""
+    enforce_eager: Literal["auto"] | bool = "auto"
+    """Run the model without compiling it. auto: on CPU, where compiling takes a minute or more of each start;
+    on CPU with tp always so."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of common prefixes within one version."""
     num_threads: int = Field(default=1, ge=1)
@@ -112,7 +116,7 @@ class RolloutSection(Section):
                 f"rollout.max_num_batched_tokens = {self.max_num_batched_tokens} must be at least "
                 f"rollout.max_num_seqs = {self.max_num_seqs}: each running request needs one token per pass"
             )
-        if self.quantization != "none" and self.dtype != "bfloat16":
+        if self.quantization != "none" and self.dtype == "float32":
             yield (
                 f"rollout.quantization = {self.quantization} needs rollout.dtype = bfloat16 (got "
                 f"{self.dtype}): vLLM's float8 kernels support no other activations"

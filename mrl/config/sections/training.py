@@ -110,8 +110,9 @@ class TrainingSection(Section):
 
     layout: LayoutSection = LayoutSection()
     """Set the parallel layout."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Store parameters and compute in this type; master weights and gradient sums are float32."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Store parameters and compute in this type; master weights and gradient sums are float32. auto: float32
+    on CPU, bfloat16 on GPUs."""
     microbatch_tokens: int = Field(default=4096, ge=1)
     """Pack at most this many tokens into a micro-batch (a longer sample is a micro-batch of its own)."""
     spec: Literal["auto", "transformer_engine", "local"] = "auto"

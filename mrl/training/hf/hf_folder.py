@@ -6,6 +6,7 @@ Reads no weights and does not need torch: read_values.py reads them.
 from __future__ import annotations
 
 import json
+import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from mrl.models.family import Family
 from mrl.models.folder_format import FolderFormat, FolderTensor
 from mrl.models.hf_config import HfConfig, language_model
 from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor
+from mrl.observe.model_card import base_model
 
 _WIDE, _FLOAT8 = ("F64", "F32", "BF16", "F16"), ("F8_E4M3",)
 """safetensors' names of the types that are read without scales, and with them."""
@@ -30,7 +32,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     try:
         return language_model(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; give a folder in Hugging Face format") from None
+        name = base_model(str(folder))
+        advice = f"run `hf download {name}` on each node" if name else "give a folder in Hugging Face format"
+        raise ConfigError(f"{path} does not exist on {socket.gethostname()}; {advice}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -115,7 +115,7 @@ def test_a_new_model_is_planned_as_it_will_be_made(family: str, tmp_path: Path) 
 
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="configs/models has only"):
-        find_facts(ModelSection(path="weights/unknown"))
+        find_facts(ModelSection(path="weights/of/unknown"))
 
 
 def test_hardware_by_name_and_by_file(tmp_path) -> None:

@@ -27,7 +27,7 @@ GB = 1e9
 
 
 def training(**layout: int) -> TrainingSection:
-    return TrainingSection.model_validate({"layout": layout})
+    return TrainingSection.model_validate({"layout": layout, "dtype": "bfloat16"})
 
 
 def test_qwen3_235b_on_64_gpus_is_the_designs_example() -> None:
@@ -35,7 +35,9 @@ def test_qwen3_235b_on_64_gpus_is_the_designs_example() -> None:
     facts = find_facts(ModelSection(path="weights/Qwen3-235B-A22B"))
     stages = stage_memory(facts, training(tp=4, pp=8, dp=2, ep=8))
     worst = max(stages, key=lambda stage: stage.weights)
-    engine = engine_memory(facts, RolloutSection(tp=8, expert_parallel=True), load_hardware("8x80gb"))
+    engine = engine_memory(
+        facts, RolloutSection(dtype="bfloat16", tp=8, expert_parallel=True), load_hardware("8x80gb")
+    )
     assert engine.weights == pytest.approx(59.0 * GB, rel=0.01)
     assert worst.weights == pytest.approx(7.6 * GB, rel=0.06)
     assert worst.gradients == 2 * worst.weights
@@ -52,7 +54,9 @@ def test_dp_ranks_share_experts_and_copy_the_rest() -> None:
         "gpu_memory_utilization": 0.88,
     }
     tp, dp = (
-        engine_memory(facts, RolloutSection.model_validate({axis: 32, **alike}), hardware)
+        engine_memory(
+            facts, RolloutSection.model_validate({axis: 32, "dtype": "bfloat16", **alike}), hardware
+        )
         for axis in ("tp", "dp")
     )
     remaining = facts.parameters_total - facts.parameters_routed
@@ -174,7 +178,7 @@ def test_what_is_computed_again_is_not_kept() -> None:
     facts, kept = find_facts(ModelSection(path="weights/DeepSeek-V3")), {}
     for recompute in ("off", "selective", "full"):
         section = TrainingSection.model_validate(
-            {"layout": {"tp": 8, "pp": 4, "ep": 8}, "recompute": recompute}
+            {"layout": {"tp": 8, "pp": 4, "ep": 8}, "dtype": "bfloat16", "recompute": recompute}
         )
         kept[recompute] = activations(
             facts, section, section.layout.sizes(), stage=0, tokens=8192, num_microbatches=1
@@ -208,7 +212,7 @@ def test_key_value_cache_counts_heads_and_latent_rows() -> None:
 
     def row(name: str, tp: int) -> int:
         facts = find_facts(ModelSection(path=f"weights/{name}"))
-        return engine_memory(facts, RolloutSection(tp=tp), hardware).kv_bytes_per_token
+        return engine_memory(facts, RolloutSection(dtype="bfloat16", tp=tp), hardware).kv_bytes_per_token
 
     assert row("Qwen3-30B-A3B", 1) == 48 * 2 * 4 * 128 * 2
     assert row("Qwen3-30B-A3B", 8) == 48 * 2 * 1 * 128 * 2
@@ -218,7 +222,7 @@ def test_key_value_cache_counts_heads_and_latent_rows() -> None:
 
 def test_the_cache_gets_what_the_fraction_leaves() -> None:
     facts, hardware = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), load_hardware("8x80gb")
-    rollout = RolloutSection(tp=2, gpu_memory_utilization=0.8)
+    rollout = RolloutSection(dtype="bfloat16", tp=2, gpu_memory_utilization=0.8)
     engine = engine_memory(facts, rollout, hardware)
     assert engine.kv_cache + engine.working + engine.weights == int(0.8 * hardware.memory_bytes)
     few_tokens = rollout.model_copy(update={"max_num_batched_tokens": 2048})

@@ -49,6 +49,16 @@ def test_a_pass_for_old_log_probs_is_counted_where_it_is_made() -> None:
     assert one["log_probs"] == 0 < recomputed["log_probs"] == several["log_probs"]
 
 
+def test_a_micro_batch_is_not_larger_than_a_ranks_share_of_an_update() -> None:
+    """The whole step has 4 x 2 samples of at most 1024 + 1000 tokens, over two replicas and two updates."""
+    small = ("loop.prompts_per_step=4", "loop.samples_per_prompt=2", "algorithm.minibatches=2")
+    lengths = ("data.max_prompt_tokens=1024", "rollout.max_response_tokens=1000")
+    for limit, tokens in ((1 << 20, 2 * 2024), (3000, 3000), (10, 2024)):
+        assert (
+            report(*small, *lengths, f"training.microbatch_tokens={limit}").estimate.microbatches[0] == tokens
+        )
+
+
 @pytest.mark.parametrize(("rollout_tp", "fits"), [(2, True), (1, False)])
 def test_at_most_ten_lines_say_what_a_user_decides_on(rollout_tp: int, fits: bool) -> None:
     shown = report(

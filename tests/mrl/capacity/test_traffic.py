@@ -59,7 +59,7 @@ LAYOUTS = [
 @pytest.mark.parametrize(("layout", "tp", "experts_whole"), LAYOUTS)
 def test_bytes_are_the_planners(hf: dict, layout: Layout, tp: int, experts_whole: bool) -> None:
     facts = ModelSize(hf, "test")
-    rollout = RolloutSection(tp=tp, expert_parallel=experts_whole)
+    rollout = RolloutSection(dtype="bfloat16", tp=tp, expert_parallel=experts_whole)
     check(facts, rollout, layout)
 
 
@@ -74,7 +74,10 @@ def test_bytes_are_the_planners(hf: dict, layout: Layout, tp: int, experts_whole
     ],
 )
 def test_bytes_of_engines_with_dp_ranks_are_the_planners(hf: dict, layout: Layout, dp: int, tp: int) -> None:
-    facts, rollout = ModelSize(hf, "test"), RolloutSection(dp=dp, tp=tp, expert_parallel=True)
+    facts, rollout = (
+        ModelSize(hf, "test"),
+        RolloutSection(dtype="bfloat16", dp=dp, tp=tp, expert_parallel=True),
+    )
     for own_slots in (0, 3 * dp * tp):
         result = check(facts, rollout, layout, own_slots=own_slots)
         engine = engine_manifests.engine_rank_manifests(
@@ -88,7 +91,7 @@ def test_bytes_of_engines_with_dp_ranks_are_the_planners(hf: dict, layout: Layou
 @pytest.mark.parametrize(("layout", "tp", "experts_whole"), LAYOUTS)
 @pytest.mark.parametrize("engines", [1, 3])
 def test_bytes_between_pools_are_the_planners(layout, tp, experts_whole, engines) -> None:
-    rollout = RolloutSection(tp=tp, expert_parallel=experts_whole)
+    rollout = RolloutSection(dtype="bfloat16", tp=tp, expert_parallel=experts_whole)
     result = check(ModelSize(QWEN, "test"), rollout, layout, own_slots=engines * tp)
     assert sum(result.local) == 0 and result.need[: layout.world_size] == [0] * layout.world_size
 
@@ -117,19 +120,21 @@ WIDE = {
 @pytest.mark.parametrize(("layout", "tp", "experts_whole"), LAYOUTS)
 def test_bytes_of_quantised_engines_are_the_planners(layout: Layout, tp: int, experts_whole: bool) -> None:
     facts = ModelSize(QWEN | WIDE, "test")
-    rollout = RolloutSection(tp=tp, expert_parallel=experts_whole, quantization="fp8_block")
+    rollout = RolloutSection(dtype="bfloat16", tp=tp, expert_parallel=experts_whole, quantization="fp8_block")
     closed = traffic(facts, rollout, layout, gpus_per_node=4)
     planned = planned_traffic(facts, rollout, layout, gpus_per_node=4)
     assert (closed.need, closed.local) == (planned.need, planned.local)
     assert (closed.node_in, closed.network_in) == (planned.node_in, planned.network_in)
-    wide = traffic(facts, RolloutSection(tp=tp, expert_parallel=experts_whole), layout, gpus_per_node=4)
+    wide = traffic(
+        facts, RolloutSection(dtype="bfloat16", tp=tp, expert_parallel=experts_whole), layout, gpus_per_node=4
+    )
     assert sum(closed.need) < 0.56 * sum(wide.need)
     require_whole_blocks(facts.hf, rollout)
 
 
 def test_cut_query_groups_ask_the_planner() -> None:
     facts = ModelSize(QWEN | {"num_key_value_heads": 2}, "test")
-    layout, rollout = Layout(tp=4, dp=1, ep=4), RolloutSection(tp=2)
+    layout, rollout = Layout(tp=4, dp=1, ep=4), RolloutSection(dtype="bfloat16", tp=2)
     assert traffic(facts, rollout, layout, gpus_per_node=4) == planned_traffic(
         facts, rollout, layout, gpus_per_node=4
     )
@@ -138,7 +143,7 @@ def test_cut_query_groups_ask_the_planner() -> None:
 def test_a_known_case_by_hand() -> None:
     """Two slots, EP2, two engines of one rank: each lacks the other half of the experts and nothing else."""
     facts = ModelSize(QWEN, "test")
-    moved = traffic(facts, RolloutSection(tp=1), Layout(dp=2, ep=2), gpus_per_node=2)
+    moved = traffic(facts, RolloutSection(dtype="bfloat16", tp=1), Layout(dp=2, ep=2), gpus_per_node=2)
     experts = facts.parameters_routed * 2
     assert moved.need == [facts.parameters_total * 2] * 2
     assert moved.node_in == [experts // 2] * 2

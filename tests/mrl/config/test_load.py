@@ -214,7 +214,7 @@ def test_every_setting_has_a_sentence_once() -> None:
     ("path", "expected"),
     [
         ("reward.kind", "reward.kind: maths | code | instructions"),
-        ("rollout.dtype", "rollout.dtype: bfloat16 | float32 = bfloat16  #"),
+        ("rollout.dtype", "rollout.dtype: auto | bfloat16 | float32 = auto  #"),
         ("rollout.tp", "rollout.tp: int = 1  #"),
         ("algorithm.loss", "algorithm.loss[gspo].clip_low: float = 0.0003"),
         ("algorithm.loss.clip_low", "algorithm.loss[gspo].clip_low: float = 0.0003"),
@@ -534,6 +534,21 @@ def test_a_former_command_or_option_says_what_to_do(old: str, capsys: pytest.Cap
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_file_resolves(path: Path) -> None:
     assert isinstance(load(files_of(path.stem)), Config)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("rollout.kv_cache_bytes=5", "greater than or equal to 1048576, or auto; got 5 "),
+        ("rollout.kv_cache_bytes=much", "unable to parse string as an integer, or auto; got 'much' "),
+        ("rollout.enforce_eager=maybe", "unable to interpret input, or auto; got 'maybe' "),
+    ],
+)
+def test_a_value_that_is_neither_auto_nor_of_its_type_has_one_line(word: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load([CONFIGS / "quickstart.yaml"], [word])
+    (line,) = str(error.value).splitlines()
+    assert line.startswith(f"{word.partition('=')[0]}: ") and f"{message}(command line" in line
 
 
 def test_the_quickstart_model_goes_over_the_quickstart() -> None:

@@ -75,7 +75,8 @@ def batch_of(requests: list[GenerationRequest], responses: list[Completion]) -> 
 
 
 def engine(model: Path, **rollout: Any) -> EngineHost:
-    settings = {"dtype": "float32", "max_num_seqs": 16, "max_num_batched_tokens": 64}
+    usual = {"dtype": "float32", "enforce_eager": True, "kv_cache_bytes": 64 << 20}
+    settings = usual | {"max_num_seqs": 16, "max_num_batched_tokens": 64}
     return EngineHost(
         rollout=RolloutSection(**(settings | rollout)),
         model_path=str(model),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mrl.capacity.auto_settings import resolve_auto
 from mrl.config.load import load
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.data.conversation import Encoder
@@ -53,6 +54,7 @@ def tuned(
 ) -> dict[str, Any]:
     """Run or resume a tuning, stopped before step `stop_after` + 1; return the export's digest."""
     config = load([ROOT / "configs/quickstart.yaml"], settings)
+    config = resolve_auto(config, gpus=False, memory_bytes=8 << 30)
     section = config.tune
     assert section is not None
     worker = MegatronWorker(
