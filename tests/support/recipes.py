@@ -1,5 +1,6 @@
 """The shipped recipes and the hardware of each."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from mrl.files import CONFIGS
@@ -10,6 +11,9 @@ RECIPES = {
     "deepseek_v3": (32, "8x141gb"), "kimi_k2": (32, "8x141gb"),
 }  # fmt: skip
 """Recipe -> nodes and hardware of its own layout."""
+
+ONE_GPU = {"qwen2_5_0_5b": "1x80gb", "llama_3_2_1b": "1x80gb"}
+"""Recipe of a pretrained model on one GPU -> its hardware."""
 
 OVER = {
     "calculator_": "calculator",
@@ -23,6 +27,7 @@ NOT_FOR_NODES = {
     *("quickstart", "quickstart_dapo", "quickstart_distil", "quickstart_model", "quickstart_ppo"),
     "quickstart_reward_model",
     *("quickstart_gpu", "quickstart_gpu_model"),  # one GPU
+    *ONE_GPU,
     *("calculator", "calculator_model", "gsm8k"),
     *("tune_dpo", "tune_reward_model"),
 }
@@ -36,10 +41,28 @@ def files_of(recipe: str) -> tuple[Path, ...]:
 
 
 def cases() -> list[tuple[tuple[Path, ...], int, str]]:
-    """Return (files, nodes, hardware) of each recipe alone and with its layouts (recipe_NODESx8xMEMORY)."""
+    """Return (files, nodes, hardware) of each recipe for nodes, alone and with its layouts
+    (recipe_NODESx8xMEMORY)."""
     collected = [(files_of(name), *where) for name, where in RECIPES.items()]
+    for layout, name, nodes, hardware in _layouts():
+        if name not in ONE_GPU:
+            collected.append(((*files_of(name), layout), nodes, hardware))
+    return collected
+
+
+def one_gpu_cases() -> list[tuple[tuple[Path, ...], str]]:
+    """Return (files, hardware) of each recipe for one GPU, alone and with its layouts
+    (recipe_1x1xMEMORY)."""
+    collected = [(files_of(name), hardware) for name, hardware in ONE_GPU.items()]
+    for layout, name, _, hardware in _layouts():
+        if name in ONE_GPU:
+            collected.append(((*files_of(name), layout), hardware))
+    return collected
+
+
+def _layouts() -> Iterator[tuple[Path, str, int, str]]:
+    """Yield (file, recipe, nodes, hardware) of each layout, from its name."""
     for layout in sorted((CONFIGS / "layouts").glob("*.yaml")):
         name, _, size = layout.stem.rpartition("_")
-        nodes, memory = size.split("x", 1)
-        collected.append(((*files_of(name), layout), int(nodes), memory))
-    return collected
+        nodes, hardware = size.split("x", 1)
+        yield layout, name, int(nodes), hardware

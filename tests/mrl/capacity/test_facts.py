@@ -30,10 +30,12 @@ PUBLISHED = {
     "Qwen3.5-9B": (8_953_803_264, 8_953_803_264),
     "Qwen3.5-35B-A3B": (34_660_610_688, 3_454_988_928),
     "DeepSeek-V3": (671_026_419_200, 37_552_297_472),
+    "Qwen2.5-0.5B-Instruct": (494_032_768, 494_032_768),
     "Qwen2.5-7B": (7_615_616_512, 7_615_616_512),
     "Qwen1.5-MoE-A2.7B": (14_315_784_192, 2_689_173_504),
     "Llama-3.1-8B": (8_030_261_248, 8_030_261_248),
     "Llama-3.2-1B": (1_235_814_400, 1_235_814_400),
+    "Llama-3.2-1B-Instruct": (1_235_814_400, 1_235_814_400),
     "phi-4": (14_659_507_200, 14_659_507_200),
     "OLMoE-1B-7B": (6_919_161_856, 1_282_017_280),
     "MiniMax-M2": (228_689_764_864, 11_030_553_088),
@@ -163,7 +165,8 @@ def test_operations_agree_with_those_torch_counts(tied: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hardware", "device"), [("8x80gb", "NVIDIA H100 80GB HBM3"), ("8x141gb", "NVIDIA H200")]
+    ("hardware", "device"),
+    [("1x80gb", "NVIDIA H100 80GB HBM3"), ("8x80gb", "NVIDIA H100 80GB HBM3"), ("8x141gb", "NVIDIA H200")],
 )
 def test_a_plan_and_a_run_know_the_same_peak(hardware: str, device: str) -> None:
     assert load_hardware(hardware).peak_flops == peak_flops(device, "bfloat16")
