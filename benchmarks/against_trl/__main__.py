@@ -59,7 +59,7 @@ def main() -> None:
 
 def _round(name: str, folder: Path, processes: int, options: argparse.Namespace) -> dict[str, Spent]:
     """Measure one round; return {"ours", "trl", "alone"}: seconds of each."""
-    words = [*options.words, *(["rollout.enforce_eager=true"] if options.eager else [])]
+    words = [f"rollout.enforce_eager={str(options.eager).lower()}", *options.words]
     made = ours.measure(
         WORKLOADS[name],
         folder,
