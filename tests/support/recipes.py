@@ -28,7 +28,7 @@ NOT_FOR_NODES = {
     "quickstart_reward_model",
     *("quickstart_gpu", "quickstart_gpu_model"),  # one GPU
     *ONE_GPU,
-    *("calculator", "calculator_model", "gsm8k"),
+    *("calculator", "calculator_model", "gsm8k", "smollm2"),
     *("tune_dpo", "tune_reward_model"),
 }
 """The other files of configs/, for a laptop or one GPU."""
