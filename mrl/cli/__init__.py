@@ -2,7 +2,7 @@
 
 `runs` and `configs` define the arguments of each command and import its work when it is called.
 Exit codes: 0 done, 1 failed while running, 2 bad input (configuration, data), 4 all steps done and nothing
-learned, 99 stopped and to be queued again, 130 interrupted.
+learned, 99 stopped and to be queued again, 128 + n stopped by signal n (130: Ctrl-C).
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Train mixture-of-experts language models with reinforcement learning: Megatron trains, "
         "vLLM generates.",
         epilog="`mrl settings` lists all settings; README.md shows a first run. Exit codes: 0 done; 1 "
-        "failed, or a check did not pass; 2 bad input; 4 learned nothing; 99 requeue; 130 interrupted.",
+        "failed, or a check did not pass; 2 bad input; 4 done, but nothing learned; 99 stopped, to be queued "
+        "again; 128 + n stopped by signal n (130: Ctrl-C).",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

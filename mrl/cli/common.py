@@ -6,9 +6,9 @@ import argparse
 import os
 import sys
 
-CONFIG_HELP = "CONFIG.yaml ... a.b.c=value ... (files are merged from left to right, then the values)"
+CONFIG_HELP = "CONFIG.yaml ... a.b.c=value ... (files are merged from left to right; values override them)"
 EXITS = ("0 done", "1 failed", "2 bad input")
-_STOPPED = ("99 stopped by SIGUSR1, to be queued again", "128 + n stopped by signal n")
+_STOPPED = ("99 stopped by SIGUSR1, to be queued again", "128 + n stopped by signal n (130: Ctrl-C)")
 _QUICK, _RUN = "configs/quickstart.yaml", "runs/quickstart"
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "train": (f"train {_QUICK} loop.steps=20", *EXITS, "4 done, but nothing learned", *_STOPPED),
@@ -24,7 +24,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"rewards check {_QUICK} --gold labelled.jsonl --min-agreement 0.9",
         *("0 accuracy is high enough", "1 failed, or accuracy is too low", EXITS[2]),
     ),
-    "plan": (f"plan {_QUICK} --hardware 8x80gb", "0 the run fits", "1 it does not fit", EXITS[2]),
+    "plan": (f"plan {_QUICK} --hardware 8x80gb", "0 the run fits", "1 failed, or does not fit", EXITS[2]),
     "settings": ("settings rollout.tp",),
     "report": (f"report {_RUN} runs/faster",),
     "audit": (f"audit {_RUN}", "0 the check passed", "1 failed, or the check did not pass", EXITS[2]),

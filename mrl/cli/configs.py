@@ -14,7 +14,9 @@ log = logging.getLogger(__name__)
 def add_training_to(commands) -> None:
     """Add the commands that train or prepare data."""
     _train_command(commands)
-    config_command(commands, "tune", _tune, "train on demonstrations or preferences; writes a model folder")
+    config_command(
+        commands, "tune", _tune, "train on demonstrations or preferences, and write a model folder"
+    )
     _make_command(commands)
     _data_command(commands)
 
@@ -65,8 +67,8 @@ def _make_command(commands) -> None:
         "what",
         choices=["arithmetic", "calculator", "problems", "preferences", "tokenizer"],
         help="arithmetic: sums for `make quickstart`; calculator: products, for a model with a tool; "
-        "problems: arithmetic in words, for a pretrained model; preferences: correct and incorrect responses "
-        "to the rows of a configuration; tokenizer: one trained on files",
+        "problems: arithmetic in words, for a pretrained model; preferences: pairs of a better and a worse "
+        "response to rows of a configuration; tokenizer: one trained on the files of --from",
     )
     make.add_argument("config", nargs="*", help=f"preferences: {CONFIG_HELP}")
     make.add_argument("--out", required=True, help="folder to write to")
@@ -74,18 +76,26 @@ def _make_command(commands) -> None:
     make.add_argument(
         "--pairs",
         type=int,
-        help="arithmetic: at most this many pairs of a correct and an incorrect answer; 2000 by default",
+        help="arithmetic: number of pairs of a correct and an incorrect answer; by default one per training "
+        "row, at most 2000",
     )
     make.add_argument(
         "--samples",
         type=int,
         default=0,
-        help="preferences: responses to sample from model.path per row; 0 by default (no engine starts)",
+        help="preferences: pair the best and the worst of this many responses that model.path samples per "
+        "row; 0 by default: pair correct responses with corrupted ones, without an engine",
     )
     make.add_argument(
-        "--rows", type=int, help="preferences: use the first ROWS rows of each file; all by default"
+        "--rows", type=int, help="preferences: use the first ROWS rows of each data entry; all by default"
     )
-    make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
+    make.add_argument(
+        "--from",
+        dest="files",
+        nargs="*",
+        default=[],
+        help="tokenizer: train on these files (jsonl or parquet)",
+    )
     make.add_argument(
         "--vocab-size", type=int, default=2048, help="tokenizer: vocabulary size; 2048 by default"
     )
@@ -120,7 +130,7 @@ def _pairs(options: argparse.Namespace) -> int:
 
 
 def _data_command(commands) -> None:
-    text = "show rows as the policy sees them, their lengths, and which are left out and why"
+    text = "show rows as the policy sees them, the rows' lengths, and which rows are left out and why"
     data = config_command(commands, "data", _data, text)
     data.add_argument("--rows", type=int, default=2, help="rows to show per file; 2 by default")
 
@@ -133,11 +143,13 @@ def _data(options: argparse.Namespace) -> int:
 
 def _eval_command(commands) -> None:
     evaluate = config_command(
-        commands, "eval", _eval, "measure greedy reward, avg@k and pass@k of model.path on data.validation"
+        commands, "eval", _eval, "measure greedy responses, avg@k and pass@k of model.path on data.validation"
     )
     evaluate.add_argument("--out", help="new or empty folder for samples.jsonl, rates.jsonl and summary.json")
     evaluate.add_argument(
-        "--train", action="store_true", help="measure data.train, e.g. to filter it (data.difficulty.file)"
+        "--train",
+        action="store_true",
+        help="measure on data.train instead, e.g. to filter it by data.difficulty.file",
     )
 
 
@@ -153,7 +165,7 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _rewards_command(commands) -> None:
-    text = "try the configured rewards: on one response, on good and bad responses, or against labelled rows"
+    text = "try the configured rewards on one response, on good and bad responses, or on labelled responses"
     kinds = add_command(commands, "rewards", text).add_subparsers(required=True, metavar="WHAT")
     show = config_command(kinds, "show", _rewards, "print the verdict on one response to one row of the data")
     show.add_argument(
@@ -163,7 +175,7 @@ def _rewards_command(commands) -> None:
     )
     show.add_argument(
         "--response",
-        help="text, a file, or - for standard input; by default the row's ground truth in \\boxed{}",
+        help="text, a file with it, or - for standard input; by default the row's ground truth in \\boxed{}",
     )
     show.add_argument("--explain", action="store_true", help="print each verifier's input and verdict")
     tried = config_command(
@@ -173,26 +185,31 @@ def _rewards_command(commands) -> None:
         "--rows", type=int, default=20, help="use the first ROWS rows of each domain; 20 by default"
     )
     tried.add_argument(
-        "--right", help='correct responses: a column of the rows, or a file of {"row", "response"}'
+        "--right", help='correct responses: a column of the rows, or a file of rows {"row", "response"}'
     )
     check = config_command(
-        kinds, "check", _rewards_check, "measure agreement with labelled responses, and try attacks"
+        kinds, "check", _rewards_check, "compare rewards with labels of responses, and try attacks"
     )
     check.add_argument(
-        "--gold", required=True, help='rows {"prompt", "response", "right", "answer", "domain", "tag"}'
+        "--gold",
+        required=True,
+        help='file: {"prompt", "response", "right", "answer", "domain", "tag"} per row',
     )
     check.add_argument(
         "--threshold", type=float, default=0.5, help="a reward above this means correct; 0.5 by default"
     )
     check.add_argument(
-        "--min-agreement", type=float, default=0.0, help="minimum accuracy; exits with 1 below it"
+        "--min-agreement", type=float, default=0.0, help="exit with 1 if the accuracy is lower; 0 by default"
     )
     check.add_argument("--attacks", nargs="*", default=[], help='files of more attacks, rows {"id", "text"}')
-    text = "try each attack on at most this many incorrect responses; 10 by default"
+    text = "try each attack on at most this many incorrect, rejected responses; 10 by default"
     check.add_argument("--attacked-rows", type=int, default=10, help=text)
     for command in (tried, check):
         command.add_argument(
-            "--deadline", type=float, default=3600.0, help="seconds for the whole command; 3600 by default"
+            "--deadline",
+            type=float,
+            default=3600.0,
+            help="end the command after so many seconds; 3600 by default",
         )
 
 
@@ -234,11 +251,11 @@ def _rewards_check(options: argparse.Namespace) -> int:
 
 
 def _plan_command(commands) -> None:
-    text = "estimate memory, traffic and time without a GPU"
+    text = "estimate memory, traffic and time of a run; needs no GPU"
     plan = config_command(commands, "plan", _plan, text)
     plan.add_argument(
         "--hardware",
-        help="name in configs/hardware, or a file; by default this machine if it has no GPU, else 8x80gb",
+        help="name in configs/hardware, or a file; default: this machine if it has no GPU, else 8x80gb",
     )
 
 
@@ -254,7 +271,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _settings_command(commands) -> None:
-    text = "list all settings, or those below a path, one sentence each"
+    text = "list all settings, or those below a path, each with one sentence"
     settings = add_command(commands, "settings", text)
     settings.add_argument("path", nargs="?", default="", help="for example reward, or rollout.tp")
     settings.set_defaults(run=_settings)

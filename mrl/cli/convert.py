@@ -14,9 +14,13 @@ def add_convert_to(commands) -> None:
     convert = add_command(commands, "convert", text)
     convert.add_argument("source", help="a .gguf file, or a dense folder (Llama or Qwen3; needs --experts)")
     convert.add_argument("--out", required=True, help="new folder to write")
-    convert.add_argument("--experts", type=int, help="experts per layer; without it the model stays dense")
-    convert.add_argument("--per-token", type=int, default=2, help="experts per token; 2 by default")
-    text = "noise on each expert's weights, in standard deviations of the tensor; 0 by default"
+    convert.add_argument(
+        "--experts", type=int, help="make a mixture of this many experts per layer; default: a dense model"
+    )
+    convert.add_argument(
+        "--per-token", type=int, default=2, help="experts that compute each token; 2 by default"
+    )
+    text = "noise added to expert weights, in standard deviations of the tensor; 0 by default"
     convert.add_argument("--noise", type=float, default=0.0, help=text)
     text = "standard deviation of the router's weights; 0.02 by default"
     convert.add_argument("--router-std", type=float, default=0.02, help=text)

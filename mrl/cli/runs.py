@@ -23,8 +23,8 @@ def _report_command(commands) -> None:
     report = add_command(commands, "report", text)
     report.add_argument("folder", nargs="+", help="run folder, or several to compare")
     report.add_argument("--out", help="file to write; report.html in the first folder by default")
-    report.add_argument("--text", action="store_true", help="only print the curves, write nothing")
-    report.add_argument("--steps", help="only show samples of steps FIRST-LAST, e.g. 100-120, or of one step")
+    report.add_argument("--text", action="store_true", help="only print the curves; write no HTML file")
+    report.add_argument("--steps", help="show only samples of steps FIRST-LAST, e.g. 100-120, or of one step")
     report.add_argument(
         "--megabytes",
         type=float,
@@ -93,10 +93,12 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 
 def _samples_command(commands) -> None:
-    samples = add_command(commands, "samples", "print samples of a run as text, episodes turn by turn")
-    samples.add_argument("path", help="run folder, or a file of samples")
+    samples = add_command(commands, "samples", "print samples of a run as text, and episodes turn by turn")
+    samples.add_argument("path", help="run folder, or a samples.jsonl file")
     samples.add_argument("--step", type=int, help="only samples of this step")
-    samples.add_argument("--kind", help="only samples of this kind: train, validation, sampled (by mrl eval)")
+    samples.add_argument(
+        "--kind", help="only samples of this kind: train, validation (greedy), sampled (avg@k of mrl eval)"
+    )
     samples.add_argument("--limit", type=int, default=10, help="print at most this many; 10 by default")
     samples.set_defaults(run=_samples)
 
@@ -113,9 +115,13 @@ def _export_command(commands) -> None:
     export.add_argument("folder", help="run folder")
     where = export.add_mutually_exclusive_group(required=True)
     where.add_argument("--out", help="folder to write to")
-    where.add_argument("--dry-run", action="store_true", help="only check the checkpoint and print its size")
+    where.add_argument(
+        "--dry-run", action="store_true", help="only check the checkpoint and print the folder's size"
+    )
     export.add_argument("--step", type=int, help="step of the checkpoint; the newest valid one by default")
-    export.add_argument("--max-shard-bytes", type=int, help="largest weights file, in bytes; 5 GB by default")
+    export.add_argument(
+        "--max-shard-bytes", type=int, help="maximum bytes of a weights file; 5 GB by default"
+    )
     export.add_argument(
         "--adapter", action="store_true", help="export only the LoRA adapters (training.lora), in PEFT format"
     )
