@@ -46,7 +46,7 @@ def model_folder(
     try:
         return huggingface_hub.snapshot_download(name, allow_patterns=[*files], local_files_only=not download)
     except (OSError, ValueError) as error:
-        is_offline = huggingface_hub.constants.HF_HUB_OFFLINE
+        is_offline = os.environ.get("HF_HUB_OFFLINE", "0") != "0"
         offline = " (or set HF_HUB_OFFLINE=0 here)" if is_offline else ""
         reason = (
             str(error).strip().partition("\n")[0] if download and not offline else "nothing was downloaded"
