@@ -171,7 +171,8 @@ def _rewards_command(commands) -> None:
     show.add_argument(
         "--row",
         required=True,
-        help="row number in the first file that has it (data.train, then data.validation), or FILE:LINE",
+        help="FILE:LINE, or a row number from 1 in the first file of data.train, then data.validation, with so "
+        "many rows",
     )
     show.add_argument(
         "--response",
