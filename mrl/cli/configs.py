@@ -171,8 +171,8 @@ def _rewards_command(commands) -> None:
     show.add_argument(
         "--row",
         required=True,
-        help="FILE:LINE, or a row number from 1 in the first file of data.train, then data.validation, with so "
-        "many rows",
+        help="FILE:LINE, or a row number from 1 in the first file of data.train, then data.validation, with "
+        "so many rows",
     )
     show.add_argument(
         "--response",
