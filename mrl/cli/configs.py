@@ -171,8 +171,8 @@ def _rewards_command(commands) -> None:
     show.add_argument(
         "--row",
         required=True,
-        help="FILE:LINE, or a row number from 1 in the first file of data.train, then data.validation, with "
-        "so many rows",
+        help="FILE:LINE, or N: row N, from 1, of the first file of data.train, then data.validation, that has at "
+        "least N rows",
     )
     show.add_argument(
         "--response",
@@ -200,7 +200,10 @@ def _rewards_command(commands) -> None:
         "--threshold", type=float, default=0.5, help="a reward above this means correct; 0.5 by default"
     )
     check.add_argument(
-        "--min-agreement", type=float, default=0.0, help="exit with 1 if the accuracy is lower; 0 by default"
+        "--min-agreement",
+        type=float,
+        default=0.0,
+        help="exit with code 1 if the accuracy is below this; 0.0 by default",
     )
     check.add_argument("--attacks", nargs="*", default=[], help='files of more attacks, rows {"id", "text"}')
     text = "try each attack on at most this many incorrect, rejected responses; 10 by default"
