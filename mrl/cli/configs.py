@@ -171,8 +171,8 @@ def _rewards_command(commands) -> None:
     show.add_argument(
         "--row",
         required=True,
-        help="FILE:LINE, or N: row N, from 1, of the first file of data.train, then data.validation, that has "
-        "at least N rows",
+        help="FILE:LINE, or N: row N, from 1, of the first file of data.train, then data.validation, with at "
+        "least N rows",
     )
     show.add_argument(
         "--response",
