@@ -66,7 +66,7 @@ def _evaluate(config: Config, out: Path | None, *, train: bool) -> dict[str, flo
     dataset = load_validation(
         config.data, config.reward, tokenizer, tools=acting.tools_of if acting else None
     )
-    print(dataset.report.text(), *chosen, sep="\n", file=sys.stderr, flush=True)
+    print(dataset.report.text(), *(f"eval: {line}" for line in chosen), sep="\n", file=sys.stderr, flush=True)
     prompts = dataset.validation_prompts(sys.maxsize if train else config.loop.validation.num_prompts)
     if not prompts:
         raise DataError("data.validation is not set or has no rows left; mrl eval measures it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from mrl.capacity.auto_settings import resolve_auto
 from mrl.config.load import load_config
 from mrl.config.root import Config
 from mrl.rollout import vllm_environment, vllm_start
@@ -15,7 +16,9 @@ KINDS = ("engine", "trainer")
 
 
 def quickstart() -> Config:
-    return load_config(str(Path(__file__).parents[2] / "configs/quickstart.yaml"))
+    """Return the quickstart's configuration as its workers get it: values in place of `auto`."""
+    config = load_config(str(Path(__file__).parents[2] / "configs/quickstart.yaml"))
+    return resolve_auto(config, gpus=False, memory_bytes=16 << 30)
 
 
 def variables(config: Config) -> dict[str, str | None]:

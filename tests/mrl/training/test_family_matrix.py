@@ -98,7 +98,7 @@ def test_serves_what_a_planned_weight_sync_brought(family: str, tmp_path: Path) 
         require_log_probs(folder, host.call(driving.generate, ASKED))
         if has_delta_nets(folder):  # their states are carried over parts of a prompt, and over pauses
             responses = host.call(driving.in_segments, LONG, 9)
-            assert driving.worst_gap(folder, LONG, responses) < 5e-5
+            assert driving.worst_gap(folder, LONG, responses) < 1e-4
         assert host.call(driving.lost_asleep) == [], "after it slept on a GPU"
 
 
