@@ -12,14 +12,13 @@ import dataclasses
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import load_hardware
 from mrl.config.load import load_config
 from mrl.config.root import Config
-from mrl.data.hub_models import is_hub_name
+from mrl.data.hub_models import names_model
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster.cluster import SLOT, address_of, join
 from mrl.launch.cluster.gpus import disagreements
@@ -52,8 +51,7 @@ class NodeRequirements:
     def of(cls, config: Config, *, slots: int, gpus: bool) -> NodeRequirements:
         """Return the requirements of the run's model and layout for a node with `slots` slots."""
         intended = config.launch.slots_per_node
-        path = config.model.path
-        if not (is_hub_name(path) or (Path(path) / "config.json").is_file()):
+        if not names_model(config.model.path):
             return cls(slots_per_node=intended)
         # Trainer memory depends only on the number of slots, not on the rest of the hardware.
         hardware = load_hardware("8x80gb").model_copy(update={"gpus_per_node": slots})

@@ -127,6 +127,15 @@ def usual_mode(path: Path) -> Iterator[None]:
     path.chmod(stat.S_IMODE(mode))
 
 
+def share_weights(folder: Path) -> None:
+    """Give the safetensors files of a model folder the permissions of its config.json.
+
+    safetensors writes files that only their owner can read."""
+    mode = stat.S_IMODE((folder / "config.json").stat().st_mode)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(mode)
+
+
 def take_lock(path: Path, refusal: str) -> int:
     """Lock a file until the process ends or `release_lock` gets the returned descriptor.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.data.find_row import find_row
-from mrl.data.hub_models import is_hub_name
+from mrl.data.hub_models import names_model
 from mrl.data.tokenise import load_tokenizer_for
 from mrl.rewards.contract import request_for
 from mrl.rewards.kinds.ground_truth import ground_truth_of
@@ -80,7 +80,7 @@ def explain(
 def tokenizer_if_there(config: Config) -> Any:
     """Return the model's tokenizer, to show prompts in its template; None without the model's folder."""
     model = config.model
-    if not (is_hub_name(model.path) or (Path(model.path) / "config.json").is_file()):
+    if not names_model(model.path):
         return None
     return load_tokenizer_for(model)
 

@@ -115,11 +115,16 @@ def _downloaded(name: str) -> str | None:
         return None
 
 
+def is_set(variable: str) -> bool:
+    """Return True if a variable of the environment is neither empty nor 0."""
+    return os.environ.get(variable, "") not in ("", "0")
+
+
 def _how_to_fetch(name: str, configuration: str | None, split: str) -> str:
     if os.path.isdir(name):
         return ""
     arguments = ", ".join(repr(part) for part in (name, configuration) if part)
-    offline = [variable for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if os.environ.get(variable)]
+    offline = [*filter(is_set, ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))]
     return (
         "\nto download it, on a machine with a network"
         + (f" ({offline[0]} is set here)" if offline else "")

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from mrl.data.hub import PREFIX
+from mrl.data.hub import PREFIX, is_set
 from mrl.errors import ConfigError
 
 _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -20,9 +20,14 @@ MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "README.md", "LICENSE*")
 
 
 def is_hub_name(path: str) -> bool:
-    """Return True if a path names a model of the hub: OWNER/NAME that does not exist here, or hf://OWNER/NAME."""
+    """Return True if a path names a model of the hub: hf://OWNER/NAME, or OWNER/NAME that is no path here."""
     name = path.removeprefix(PREFIX)
     return _NAME.fullmatch(name) is not None and (name != path or not os.path.lexists(path))
+
+
+def names_model(path: str) -> bool:
+    """Return True if a path is a model folder, or names a model of the hub, in the cache or not."""
+    return is_hub_name(path) or os.path.isfile(os.path.join(path, "config.json"))
 
 
 def model_folder(
@@ -46,8 +51,7 @@ def model_folder(
     try:
         return huggingface_hub.snapshot_download(name, allow_patterns=[*files], local_files_only=not download)
     except (OSError, ValueError) as error:
-        is_offline = os.environ.get("HF_HUB_OFFLINE", "0") != "0"
-        offline = " (or set HF_HUB_OFFLINE=0 here)" if is_offline else ""
+        offline = " (or set HF_HUB_OFFLINE=0 here)" if is_set("HF_HUB_OFFLINE") else ""
         reason = (
             str(error).strip().partition("\n")[0] if download and not offline else "nothing was downloaded"
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import ConfigError
-from mrl.files import commit_folder, start_folder, sync, usual_mode, write_durably
+from mrl.files import commit_folder, share_weights, start_folder, sync, usual_mode, write_durably
 from mrl.models.families import FAMILIES, require_trainable
 
 PARTS = ("gate", "up", "down")
@@ -170,9 +170,7 @@ def _read_gguf(file: Path, folder: Path) -> int:
     wide.generation_config = model.generation_config
     wide.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
-    mode = (folder / "config.json").stat().st_mode & 0o777
-    for written in folder.glob("*.safetensors"):
-        written.chmod(mode)  # safetensors writes files that only their owner can read
+    share_weights(folder)
     return sum(tensor.numel() for tensor in wide.parameters())
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.errors import ConfigError
+from mrl.files import share_weights
 from mrl.prepare import tokenizer
 
 
@@ -33,9 +33,7 @@ def make_new_model(
     """Train a tokenizer on the files and draw random weights (normal, deviation 0.02: the family's init)."""
     vocab_size = write_tokenizer(new, files, folder)
     _weights(new, vocab_size, max_length, seed).save_pretrained(str(folder))
-    mode = stat.S_IMODE((folder / "config.json").stat().st_mode)
-    for file in folder.glob("*.safetensors"):
-        file.chmod(mode)  # safetensors makes its files readable only by their owner
+    share_weights(folder)
 
 
 def write_tokenizer(new: NewModelSection, training_files: Sequence[str], folder: str | Path) -> int:
