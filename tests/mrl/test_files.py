@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from mrl.errors import ConfigError
-from mrl.files import highest_number, output_lock, put_aside, replace_durably, replace_text, usual_mode
+from mrl.files import (
+    highest_number,
+    output_lock,
+    put_aside,
+    replace_durably,
+    replace_text,
+    share_weights,
+    usual_mode,
+)
 
 
 def test_one_command_holds_what_it_writes(tmp_path: Path) -> None:
@@ -88,3 +96,12 @@ def test_lines_are_put_aside_one_below_the_other(tmp_path: Path) -> None:
     put_aside(tmp_path / "a", [b"x\n", b"\xff"])
     put_aside(tmp_path / "a", [b"z"])
     assert (tmp_path / "a.damaged").read_bytes() == b"x\n\xff\nz\n"
+
+
+def test_weights_may_be_read_by_whom_the_configuration_may(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch(0o640)
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch(0o600)
+    share_weights(tmp_path)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"config.json": 0o640, "model.safetensors": 0o640, "tokenizer.json": 0o600}
