@@ -60,7 +60,7 @@ def _evaluate(config: Config, out: Path | None, *, train: bool) -> dict[str, flo
     start = time.monotonic()
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists and is not empty; choose a new folder")
-    config, chosen = with_values(with_local_models(earlier_start.dated(config)))
+    config, chosen = with_values(with_local_models(earlier_start.dated(config)), sections=["rollout"])
     tokenizer = load_tokenizer_for(config.model)
     acting = check_environments(config, tokenizer)
     dataset = load_validation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 from mrl.capacity.advice import memory_suggestions
@@ -16,18 +17,17 @@ from mrl.launch.cluster.node_facts import available_memory
 
 
 def with_values(
-    config: Config, *, gpus: bool | None = None, engines: bool = True
+    config: Config, *, gpus: bool | None = None, sections: Collection[str] = ("training", "rollout")
 ) -> tuple[Config, list[str]]:
     """Return the configuration with values in place of `auto`, and a line about them for the user, if any.
 
     Args:
         gpus: The slots are GPUs; None: if this machine has any.
-        engines: The command has engines; without, the section rollout stays.
+        sections: Sections that the command reads; others stay as they are.
     """
     gpus = own_gpus() > 0 if gpus is None else gpus
     resolved = resolve_auto(config, gpus=gpus, memory_bytes=available_memory())
-    if not engines:
-        resolved = resolved.model_copy(update={"rollout": config.rollout})
+    resolved = config.model_copy(update={name: getattr(resolved, name) for name in sections})
     line = auto_values(config, resolved, gpus=gpus)
     return resolved, [line] if line else []
 

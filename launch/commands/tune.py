@@ -52,12 +52,12 @@ def run_ranks(arguments: Sequence[str]) -> int:
 
     config, absent = load_tune(*arguments)
     config = with_local_models(config)
-    config, chosen = with_values(earlier_start.dated_as_begun(config, folder_of(config)), engines=False)
+    config, chosen = with_values(earlier_start.dated_as_begun(config, folder_of(config)), sections=["training"])
     arguments = [*arguments, f"model.chat_template_date={config.model.chat_template_date}"]
     section = _section(config)
     require_new(Path(section.output))
     try_pair_loss(section.objective)
-    check_policy(config, engines=False)
+    check_policy(config, sections=["training"])
     check_tokenizer(config)
     encoder = encoder_of(config, section, load_tokenizer_for(config.model))
     training, validation = load_tune_rows(config, section, encoder)
@@ -179,7 +179,7 @@ def encoder_of(config: Config, section: TuneSection, tokenizer: Any) -> Encoder:
 def main(arguments: Sequence[str]) -> None:
     """Run one rank: metrics go to the screen, all other output to its log file, an error to both."""
     (config, _), seen, rank = load_tune(*arguments), original_stdout(), int(os.environ["RANK"])
-    config, _ = with_values(with_local_models(config), engines=False)
+    config, _ = with_values(with_local_models(config), sections=["training"])
     redirect(str(log_folder(config)), f"rank-{rank}")
     try:
         _tune(config, seen, rank)

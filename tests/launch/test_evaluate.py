@@ -100,7 +100,12 @@ def test_a_measurement_says_how_far_it_is(measuring, monkeypatch, capsys) -> Non
             f"eval: all 5 prompts ({kind}) in ",
         )
     ]
-    expected = ["eval: starting the engine, for 5 prompts", r"eval: the engine is up after \d+ s", *of_kinds]
+    expected = [
+        "eval: CPU run: engines in float32, eager engines",
+        "eval: starting the engine, for 5 prompts",
+        r"eval: the engine is up after \d+ s",
+        *of_kinds,
+    ]
     assert all(re.match(*pair) for pair in zip(expected, lines, strict=True)), lines
 
 

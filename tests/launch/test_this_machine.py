@@ -38,10 +38,14 @@ def test_a_machine_without_gpus_decides(machine: None, monkeypatch: pytest.Monke
     assert with_values(load([], SMALLEST))[0].training.dtype == "bfloat16"
 
 
-def test_a_command_without_engines_leaves_theirs(machine: None) -> None:
-    config, lines = with_values(load([], SMALLEST), engines=False)
+def test_a_command_leaves_the_section_that_it_does_not_read(machine: None) -> None:
+    config, lines = with_values(load([], SMALLEST), sections=["training"])
     assert (config.training.dtype, config.rollout.dtype) == ("float32", "auto")
     assert lines == ["CPU run: training in float32"]
+    config, lines = with_values(load([], SMALLEST), sections=["rollout"])
+    assert (config.training.dtype, config.rollout.dtype) == ("auto", "float32")
+    (line,) = lines
+    assert line.startswith("CPU run: engines in float32, eager engines, KV cache ")
 
 
 @pytest.mark.parametrize(
