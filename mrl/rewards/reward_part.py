@@ -79,6 +79,9 @@ class RewardPart(Section):
     """Let the plug-in score all samples of a prompt in one call."""
     min_reward: float = 0.0
     """Give a rejected response this value."""
+    reject_truncated: bool = False
+    """Reject a response that reached its token limit, unread: the last number of half an answer can be right
+    by chance."""
     deadline_seconds: float = Field(default=10.0, gt=0)
     """Limit the work on one sample to so many seconds from its start, without waits for a CPU."""
     memory_mib: int = Field(default=2048, ge=128)

@@ -53,6 +53,10 @@ class RewardSpec(KindPart):
         parts = self.verifiers()
         if any(part.share < 1 and not part.is_audit for part in parts):
             yield "share below 1 needs weight = 0 and no gate (audit verifier): every sample needs the others"
+        if any(part.reject_truncated and part.group for part in parts):
+            yield "reject_truncated excludes group = true: the function scores a group as a whole"
+        if any(part.reject_truncated and part.kind == "environment" for part in parts):
+            yield "reject_truncated has no effect on kind = environment: the environment gives the rewards"
         if any(part.gate is not None for part in parts):
             if all(part.gate is not None for part in parts):
                 yield "gate is set on every verifier, so it holds back none; leave one verifier without gate"

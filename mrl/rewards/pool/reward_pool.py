@@ -20,7 +20,7 @@ from types import TracebackType
 
 from mrl.errors import RewardError
 from mrl.rewards.causes import CauseLog
-from mrl.rewards.contract import RewardRequest, no_reward, request_for
+from mrl.rewards.contract import RewardRequest, no_reward, rejected, request_for
 from mrl.rewards.kinds.environment_return import return_of
 from mrl.rewards.kinds.ground_truth import correct_response, ground_truth_of
 from mrl.rewards.kinds.registry import reward_kind
@@ -236,6 +236,10 @@ class RewardPool:
     def _submit_part(self, ticket: SampleScore, part: RewardPart, sample: Sample, prompt: Prompt) -> None:
         if part.kind == "environment":
             self._record_verdict(ticket, part, return_of(sample))
+            return
+        if part.reject_truncated and sample.status is Status.TRUNCATED:
+            verdict = rejected("the response reached its token limit", min_reward=part.min_reward)
+            self._record_verdict(ticket, part, verdict)
             return
         ground_truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(ticket.parts) == 1)
         request = request_for(
