@@ -241,6 +241,36 @@ def test_no_response_has_no_reward_and_twice_is_an_error(make_pair: Any) -> None
         pool.collect(0.0)
 
 
+def test_a_truncated_response_is_not_read_if_so_set(make_pair: Any, score_all: Any) -> None:
+    """Elsewhere the last number of half an answer counts."""
+    lax = {"kind": "maths", "maths": {"extraction": ["last_number"]}}
+    strict = lax | {"reject_truncated": True, "min_reward": -1.0}
+    section = RewardSection.model_validate(lax | {"domains": {"strict": strict}})
+    ends = [
+        (domain, status) for domain in ("lax", "strict") for status in (Status.FINISHED, Status.TRUNCATED)
+    ]
+    pairs = [
+        make_pair(n, "7 of the 15 are 7", "7", domain=d, status=status) for n, (d, status) in enumerate(ends)
+    ]
+    with RewardPool(section) as pool:
+        verdicts = score_all(pool, pairs)
+    assert [verdicts[f"{n}.0"].value for n in range(4)] == [1.0, 1.0, 1.0, -1.0]
+    assert verdicts["3.0"].kind is VerdictKind.REJECTED
+    assert verdicts["3.0"].reason == "the response reached its token limit"
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"kind": "plugin", "path": "a:b", "group": True}, "group = true"),
+        ({"kind": "environment"}, "kind = environment"),
+    ],
+)
+def test_where_a_truncated_response_cannot_be_rejected(settings: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=f"reject_truncated .*{fault}"):
+        RewardSection.model_validate(settings | {"reject_truncated": True})
+
+
 def test_samples_handed_in_twice_are_refused_before_any_is_handed_in(make_pair: Any) -> None:
     """In one call, during scoring, and before the verdict is collected."""
     one, two = (make_pair(n, "", "1", status=Status.FAILED) for n in (1, 2))
