@@ -143,13 +143,16 @@ def _data(options: argparse.Namespace) -> int:
 
 def _eval_command(commands) -> None:
     evaluate = config_command(
-        commands, "eval", _eval, "measure greedy responses, avg@k and pass@k of model.path on data.validation"
+        commands,
+        "eval",
+        _eval,
+        "evaluate model.path on data.validation: mean reward of greedy responses, avg@k and pass@k",
     )
     evaluate.add_argument("--out", help="new or empty folder for samples.jsonl, rates.jsonl and summary.json")
     evaluate.add_argument(
         "--train",
         action="store_true",
-        help="measure on data.train instead, e.g. to filter it by data.difficulty.file",
+        help="evaluate on data.train instead; data.difficulty.file can read the resulting rates.jsonl",
     )
 
 
@@ -171,8 +174,8 @@ def _rewards_command(commands) -> None:
     show.add_argument(
         "--row",
         required=True,
-        help="FILE:LINE, or N: row N, from 1, of the first file of data.train, then data.validation, with at "
-        "least N rows",
+        help="FILE:LINE, or a row number N, counted from 1: row N of the first file with at least N rows "
+        "(files of data.train, then of data.validation)",
     )
     show.add_argument(
         "--response",
@@ -194,7 +197,7 @@ def _rewards_command(commands) -> None:
     check.add_argument(
         "--gold",
         required=True,
-        help='file: {"prompt", "response", "right", "answer", "domain", "tag"} per row',
+        help="file of rows with prompt, response, right (true or false) and, if needed, answer, domain, tag",
     )
     check.add_argument(
         "--threshold", type=float, default=0.5, help="a reward above this means correct; 0.5 by default"
@@ -206,7 +209,7 @@ def _rewards_command(commands) -> None:
         help="exit with code 1 if the accuracy is below this; 0.0 by default",
     )
     check.add_argument("--attacks", nargs="*", default=[], help='files of more attacks, rows {"id", "text"}')
-    text = "try each attack on at most this many incorrect, rejected responses; 10 by default"
+    text = "try attacks on this many incorrect responses that score at most --threshold; 10 by default"
     check.add_argument("--attacked-rows", type=int, default=10, help=text)
     for command in (tried, check):
         command.add_argument(

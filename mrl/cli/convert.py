@@ -18,7 +18,7 @@ def add_convert_to(commands) -> None:
         "--experts", type=int, help="make a mixture of this many experts per layer; default: a dense model"
     )
     convert.add_argument(
-        "--per-token", type=int, default=2, help="experts that compute each token; 2 by default"
+        "--per-token", type=int, default=2, help="active experts per token (top-k); 2 by default"
     )
     text = "noise added to expert weights, in standard deviations of the tensor; 0 by default"
     convert.add_argument("--noise", type=float, default=0.0, help=text)

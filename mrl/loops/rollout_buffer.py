@@ -2,11 +2,11 @@
 
 | waits for | unblocked by |
 |---|---|
-| a free in-flight quota | `commit` (a weight sync), a group that is filtered |
+| room in the in-flight quota | `commit` (a weight sync), a group that is filtered |
 | a group's verdicts | its task (group.py) |
 
-Groups worth training on wait in the store for their step; others return their quota. Around a weight sync
-nothing is admitted."""
+Groups worth training on wait in the store for their step; others make room in the quota. Around a weight
+sync nothing is admitted."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class RolloutBuffer:
         self._admits = False
 
     def commit(self, version: int) -> None:
-        """Note that the engines serve `version`, and release the quotas of the groups trained into it."""
+        """Note that the engines serve `version`; the groups trained into it make room in the quota."""
         self.store.release(self._ledger.commit(version))
         self._served = version
 
@@ -146,7 +146,7 @@ class RolloutBuffer:
     # -- groups ----------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start as many groups as there are free quotas."""
+        """Start as many groups as the quota has room for."""
         count = self._admission.room(self._ledger) if self._admits else 0
         if not count:
             return

@@ -7,7 +7,7 @@
 | recompute, estimate, update | groups | weights v + 1, metrics | Learner; own-slot engines continue |
 | pause (own slots) | partial rollouts | a consistent cut: weights v + 1, tokens up to v | RolloutThread |
 | save | groups, state of the cut | samples, checkpoint if one is due | Recorder, Checkpoints |
-| sync | weights v + 1 | engines at version v + 1, quotas of the trained groups | Hybrid, RolloutThread |
+| sync | weights v + 1 | engines at version v + 1, places of the trained groups | Hybrid, RolloutThread |
 
 Phase pause stops the engines. After the sync a due validation runs on exactly one version; then the partial
 rollouts resume. With stream.sync_every above 1, steps follow each other without pause and sync while the next

@@ -1,4 +1,4 @@
-"""Rollout buffer: the judged groups of a run, in memory until they are released."""
+"""Store of the rollout buffer's judged groups, in memory until they are released."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mrl.samples import Group
 
 
 class GroupStore:
-    """Rollout buffer of judged groups by group id (handle); ids are never reused."""
+    """Judged groups of the rollout buffer, by group id; ids are never reused."""
 
     def __init__(self) -> None:
         self._groups: dict[int, Group] = {}

@@ -8,12 +8,12 @@
 
 Groups are admitted once, in the order of their prompt indices. Steps take kept groups in the same order.
 
-The number of groups in flight bounds the staleness of every token. The quota is (max_staleness + sync_every)
-* batch slots. A group in flight uses one slot. A step uses `batch` slots, even for fewer groups, from when
-it takes them until the engines serve the version it trained. So a group admitted while the engines serve
-version u has at most slots - 1 groups ahead, and every step uses `batch` of them: the step that trains this
-group trains at most version u + staleness_bound. Later tokens are less stale. A step takes fewer groups only
-if no other group is in flight. No group is dropped because it is stale.
+The in-flight quota, (max_staleness + sync_every) * batch groups, bounds the staleness of every token. A group
+in flight counts as one. A step counts as `batch` groups, even if it has fewer, from when it takes them until
+the engines serve the version it made. So a group admitted while the engines serve version u has at most
+quota - 1 groups ahead, and every step uses `batch` of them: the step that trains this group trains at most
+version u + staleness_bound. Later tokens are less stale. A step takes fewer groups only if no other group is
+in flight. No group is dropped because it is stale.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class GroupLedger:
 
     @property
     def num_in_flight(self) -> int:
-        """Number of groups that no step has taken yet."""
+        """Number of groups in flight that no step has taken yet."""
         return len(self._entries) - self._num_taken
 
     def __getitem__(self, index: int) -> Entry:
@@ -143,7 +143,7 @@ class GroupLedger:
         return [entry.group_id for entry in trained]
 
     def return_to_making(self, entries: Iterable[Entry]) -> None:
-        """Move kept groups whose samples are not in the checkpoint back to making; they keep their slots."""
+        """Move kept groups whose samples are not in the checkpoint back to making; they stay in flight."""
         for entry in entries:
             self._move(entry.index, GroupState.KEPT, GroupState.IN_PROGRESS)
             entry.group_id = -1
@@ -201,7 +201,7 @@ class Admission:
 
     @property
     def slots(self) -> int:
-        """Maximum number of groups in flight, those of uncommitted steps included."""
+        """In-flight quota: maximum number of groups in flight, those of uncommitted steps included."""
         return (self.max_staleness + self.sync_every) * self.batch
 
     @property
@@ -214,7 +214,7 @@ class Admission:
         return 0 if self.drop_budget_spent(ledger) else max(0, self.slots - self.used(ledger))
 
     def used(self, ledger: GroupLedger) -> int:
-        """Return the number of slots in use."""
+        """Return how much of the quota is used, in groups."""
         return ledger.num_in_flight + self.batch * len(ledger.uncommitted)
 
     def drop_budget_spent(self, ledger: GroupLedger) -> bool:

@@ -14,8 +14,9 @@ HEADS = sorted(name for name in RECIPES if len(files_of(name)) == 1)
 
 
 def layout_of(layout: LayoutSection) -> str:
-    sizes = ("tp", "pp", "cp", "ep", "dp")
-    return " x ".join(f"{name}{getattr(layout, name)}" for name in sizes if getattr(layout, name) > 1)
+    sizes = ("tp", "pp", "cp", "dp")
+    gpus = " x ".join(f"{name}{getattr(layout, name)}" for name in sizes if getattr(layout, name) > 1)
+    return f"{gpus}, ep{layout.ep}"
 
 
 @pytest.mark.parametrize("name", HEADS)

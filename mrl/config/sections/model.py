@@ -45,8 +45,8 @@ class ModelSection(Section):
 
     path: str
     """Load this Hugging Face folder (config.json, tokenizer, safetensors); model_type names the family.
-    A hub name (Qwen/Qwen2.5-0.5B-Instruct, also hf://...) that is no folder here is downloaded into the hub's
-    cache, which all nodes must share, or each have a copy of."""
+    A hub name (Qwen/Qwen2.5-0.5B-Instruct, also hf://...) that is not a local folder is read from the hub's
+    cache: run `hf download NAME` first, or set HF_HUB_OFFLINE=0. Every node needs the cache."""
     new: NewModelSection | None = None
     """Make this model if `path` does not exist; null requires that the folder exists."""
     reference_path: str | None = None

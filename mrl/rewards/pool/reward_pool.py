@@ -238,8 +238,7 @@ class RewardPool:
             self._record_verdict(ticket, part, return_of(sample))
             return
         if part.reject_truncated and sample.status is Status.TRUNCATED:
-            verdict = rejected("the response reached its token limit", min_reward=part.min_reward)
-            self._record_verdict(ticket, part, verdict)
+            self._record_verdict(ticket, part, rejected("the response reached its token limit"))
             return
         ground_truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(ticket.parts) == 1)
         request = request_for(
@@ -282,6 +281,8 @@ class RewardPool:
 
     def _record_verdict(self, ticket: SampleScore, part: RewardPart, verdict: Verdict | None) -> None:
         """Record a part's verdict, in the dispatcher's thread or, without a worker, in submit."""
+        if verdict is not None and verdict.kind is VerdictKind.REJECTED:
+            verdict = dataclasses.replace(verdict, value=part.min_reward)
         with self._room:
             complete = ticket.record(part.label, verdict)
             opened = ticket.opened()

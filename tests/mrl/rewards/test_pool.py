@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mrl.errors import RewardError
+from mrl.rewards.instructions.instruction_verifier import MAX_CHARS, Check
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool import worker_deadlines
 from mrl.rewards.pool.reward_pool import RewardPool
@@ -257,6 +258,17 @@ def test_a_truncated_response_is_not_read_if_so_set(make_pair: Any, score_all: A
     assert [verdicts[f"{n}.0"].value for n in range(4)] == [1.0, 1.0, 1.0, -1.0]
     assert verdicts["3.0"].kind is VerdictKind.REJECTED
     assert verdicts["3.0"].reason == "the response reached its token limit"
+
+
+def test_what_a_verifier_rejects_gets_the_lowest_reward(make_pair: Any, score_all: Any) -> None:
+    section = RewardSection(kind="instructions", min_reward=-1.0)
+    checks = (Check("all_upper_case", {}),)
+    with RewardPool(section) as pool:
+        verdicts = score_all(pool, [make_pair(0, "x" * (MAX_CHARS + 1), checks), make_pair(1, "x", checks)])
+    assert [(v.kind, v.value) for v in (verdicts["0.0"], verdicts["1.0"])] == [
+        (VerdictKind.REJECTED, -1.0),
+        (VerdictKind.SCORED, 0.0),
+    ]
 
 
 @pytest.mark.parametrize(
