@@ -52,7 +52,9 @@ def run_ranks(arguments: Sequence[str]) -> int:
 
     config, absent = load_tune(*arguments)
     config = with_local_models(config)
-    config, chosen = with_values(earlier_start.dated_as_begun(config, folder_of(config)), sections=["training"])
+    config, chosen = with_values(
+        earlier_start.dated_as_begun(config, folder_of(config)), sections=["training"]
+    )
     arguments = [*arguments, f"model.chat_template_date={config.model.chat_template_date}"]
     section = _section(config)
     require_new(Path(section.output))

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | engine thread, one per engine process (engine_loop.py) | requests, commands | work | a frame, a Ray call |
 | a task per group (group.py) | a prompt | responses, verdicts | engines, environments, reward workers |
-| `RolloutBuffer` (rollout_buffer.py; of a stream) | prompts | a free place in the quota | `commit`, a filtered group |
+| `RolloutBuffer` (rollout_buffer.py; of a stream) | prompts | a free place | `commit`, a filtered group |
 | the schedule's thread, in these calls | groups | groups, engines that pause | the tasks above |
 
 Every wait has a deadline and names its phase and what is missing. The next call raises the loop's errors.
