@@ -167,6 +167,14 @@ class Sample:
     verdict: Verdict | None = None
     transcript: Transcript | None = None
     """Turns of the episode, if an environment is involved."""
+    branches: tuple[Sample, ...] = ()
+    """Further token sequences of the same trajectory, without verdict and branches: conversations that do not
+    continue this one, as after a compaction of the history or of a sub-agent."""
+
+    @property
+    def sequences(self) -> tuple[Sample, ...]:
+        """All token sequences of the trajectory, this one first."""
+        return (self, *self.branches)
 
     @property
     def sample_id(self) -> str:
@@ -175,7 +183,11 @@ class Sample:
 
     @property
     def num_policy_tokens(self) -> int:
-        """Number of response tokens that the policy produced."""
+        """Number of tokens that the policy produced, in all sequences."""
+        return self._num_of_sequence + sum(branch._num_of_sequence for branch in self.branches)
+
+    @property
+    def _num_of_sequence(self) -> int:
         return len(self.loss_mask) if self._is_all_policy else int(np.count_nonzero(self.loss_mask))
 
     @property
@@ -191,7 +203,7 @@ class Sample:
         return judged and self.status in (Status.FINISHED, Status.TRUNCATED) and len(self.response_tokens) > 0
 
     def version_runs(self) -> list[tuple[int, int, int]]:
-        """Return (start, end, version) of consecutive policy tokens of the same weights."""
+        """Return (start, end, version) of this sequence's consecutive policy tokens of the same weights."""
         if self._is_all_policy:
             return [(s.start, s.end, s.version) for s in self.segments]
         versions = np.where(self.loss_mask, self.policy_versions, -1)
@@ -203,11 +215,11 @@ class Sample:
 
     def with_verdict(self, verdict: Verdict) -> Sample:
         """Return the scored sample, twice as fast as dataclasses.replace: a step does it for every sample."""
-        return Sample(*_before_verdict(self), verdict, self.transcript)  # type: ignore[call-arg]
+        return Sample(*_before_verdict(self), verdict, self.transcript, self.branches)  # type: ignore[call-arg]
 
 
 _before_verdict = operator.attrgetter(
-    *(f.name for f in dataclasses.fields(Sample) if f.name not in ("verdict", "transcript"))
+    *(f.name for f in dataclasses.fields(Sample) if f.name not in ("verdict", "transcript", "branches"))
 )
 
 
@@ -218,10 +230,16 @@ class Group:
     prompt: Prompt
     samples: tuple[Sample, ...]
 
+    def sequences(self) -> Iterator[Sample]:
+        """Return the token sequences of all samples, in order."""
+        return (sequence for sample in self.samples for sequence in sample.sequences)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainBatch:
     """Samples packed for training: flat tokens and segment bounds, never a padded matrix.
+
+    A segment is a token sequence: a sample has one, and one more per branch.
 
     Per-token arrays are [N] and aligned with `tokens`: entry t concerns tokens[t] given its prefix inside the
     segment. The entry of a segment's first token is 0 and its mask False. Example, two samples "ab->cd" and
@@ -244,7 +262,9 @@ class TrainBatch:
     routes: tuple[Routes, ...] | None = None
     """Routes of each sample, if passes of policy and reference replay them."""
     samples: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    """Per-sample [B] arrays by name; an objective finds them in its segments' values."""
+    """Per-segment [B] arrays by name; an objective finds them in its segments' values. With branches,
+    `sample` is the index of the segment's sample, whose segments are adjacent, and `sample_tokens` (after the
+    estimators) the number of the sample's trained tokens."""
     whole_groups: bool = False
     """Compute the samples of a group, which are adjacent, in one micro-batch."""
     microbatches: np.ndarray | None = None

@@ -288,6 +288,7 @@ def aggregate(values: Tensor, tokens: Packed, section: AggregationSection) -> Te
     token_mean (DAPO, arXiv 2503.14476): sum / num_tokens. sequence_mean (DeepSeekMath, 2402.03300): sum over
     sequences of the mean over their masked-in tokens / num_sequences. constant (Dr. GRPO, 2503.20783): sum /
     (num_sequences * length), `length` in tokens. Values off the mask have no effect; an empty mask gives 0.
+    The sequences of one sample count as one: their mean is over the sample's tokens (`sample_tokens`).
     """
     kept = values.masked_fill(~tokens.mask, 0.0)
     if section.mode == "token_mean":
@@ -295,5 +296,5 @@ def aggregate(values: Tensor, tokens: Packed, section: AggregationSection) -> Te
     if section.mode == "constant":
         assert section.length is not None, "checked by the section"
         return kept.sum() / (tokens.num_sequences * section.length)
-    counts = tokens.segments.sum(tokens.mask.to(kept.dtype))
-    return (tokens.segments.sum(kept) / counts.clamp(min=1)).sum() / tokens.num_sequences
+    counts = tokens.segments.values.get("sample_tokens", tokens.segments.sum(tokens.mask.to(kept.dtype)))
+    return (tokens.segments.sum(kept) / counts.to(kept.dtype).clamp(min=1)).sum() / tokens.num_sequences

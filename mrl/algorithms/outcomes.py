@@ -119,6 +119,7 @@ def _token_rewards(samples: Sequence[Sample]) -> np.ndarray | None:
                 f"for {len(sample.response_tokens)} tokens"
             )
         pieces += [np.full(len(sample.prompt_tokens), np.nan), response]
+        pieces += [np.full(len(b.prompt_tokens) + len(b.response_tokens), np.nan) for b in sample.branches]
     return np.concatenate(pieces)
 
 

@@ -38,7 +38,9 @@ def shape_and_estimate(
     `outcomes`: Outcomes, the groups to read them from, or raw rewards [B], in the batch's order. A sample
     without a reward (NaN) enters no statistic, gets advantage 0 and leaves the loss mask.
     shaping.mask_truncated takes truncated samples out of the loss mask in the same way, after the statistics.
+    A sample of several sequences is estimated as one, of all their tokens in order.
     """
+    sequences, batch = batch, _one_segment_per_sample(batch)
     outcomes = _outcomes(outcomes)
     if len(outcomes.rewards) != batch.num_samples:
         raise ValueError(f"outcomes: {len(outcomes.rewards)} samples, but the batch has {batch.num_samples}")
@@ -60,7 +62,34 @@ def shape_and_estimate(
     spread = {name: _on_trained(work.rows, values, trained) for name, values in arrays.items()}
     if config.distillation is not None and config.distillation.teachers_only:
         spread["advantages"] = np.zeros_like(spread["advantages"])
-    return dataclasses.replace(batch, loss_mask=trained).with_arrays(**spread), metrics
+    facts = dict(sequences.samples)
+    if sequences is not batch:
+        counts = policy_lengths(dataclasses.replace(batch, loss_mask=trained))
+        facts["sample_tokens"] = np.repeat(
+            counts, np.diff(_first_segments(sequences), append=sequences.num_samples)
+        )
+    return dataclasses.replace(sequences, loss_mask=trained, samples=facts).with_arrays(**spread), metrics
+
+
+def _first_segments(batch: TrainBatch) -> np.ndarray:
+    """Return [S] the first segment of each sample of a batch with branches."""
+    return np.flatnonzero(np.diff(batch.samples["sample"], prepend=-1))
+
+
+def _one_segment_per_sample(batch: TrainBatch) -> TrainBatch:
+    """Join the segments of each sample; the batch itself if no sample has several."""
+    if "sample" not in batch.samples:
+        return batch
+    first = _first_segments(batch)
+    return dataclasses.replace(
+        batch,
+        cu_seqlens=np.append(batch.cu_seqlens[first], batch.cu_seqlens[-1]),
+        group_ids=batch.group_ids[first],
+        sample_ids=tuple(batch.sample_ids[segment] for segment in first),
+        routes=None,
+        samples={},
+        microbatches=None,
+    )
 
 
 def _on_trained(rows: AdvantageRows, values: Tensor, trained: np.ndarray) -> np.ndarray:

@@ -236,11 +236,17 @@ def denominators(batch: TrainBatch) -> dict[str, float]:
     counts = {
         "num_tokens": float(trained.sum()),
         "num_fresh_tokens": float(np.count_nonzero(fresh)),
-        "num_sequences": float(np.count_nonzero(trained)),
+        "num_sequences": float(_count_samples(batch, trained > 0)),
     }
     if TEACHER in batch.samples:
         counts["num_taught_tokens"] = float(trained[batch.samples[TEACHER] >= 0].sum())
     return counts
+
+
+def _count_samples(batch: TrainBatch, is_trained: np.ndarray) -> int:
+    """Count the samples with a trained segment ([B] bool)."""
+    samples = batch.samples.get("sample")
+    return np.count_nonzero(is_trained) if samples is None else len(np.unique(samples[is_trained]))
 
 
 def _kept(policy: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -252,7 +258,7 @@ def _kept(policy: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _with_teachers(batch: TrainBatch, groups: Sequence[Group], section: DistillationSection) -> TrainBatch:
     """Return the batch with each sample's teacher: the index of its domain's folder, or -1."""
     numbers = {domain: section.folders.index(folder) for domain, folder in section.teachers.items()}
-    teachers = [numbers.get(sample.domain, -1) for group in groups for sample in group.samples]
+    teachers = [numbers.get(sequence.domain, -1) for group in groups for sequence in group.sequences()]
     return dataclasses.replace(batch, samples={**batch.samples, TEACHER: np.array(teachers, np.int64)})
 
 

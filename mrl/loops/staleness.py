@@ -12,12 +12,12 @@ from mrl.samples import Group, TrainBatch
 
 def newest_version(group: Group) -> int:
     """Return the newest version of a group's policy tokens; -1 without any."""
-    return max((sampled for sample in group.samples for *_, sampled in sample.version_runs()), default=-1)
+    return max((sampled for part in group.sequences() for *_, sampled in part.version_runs()), default=-1)
 
 
 def token_counts(group: Group, version: int) -> np.ndarray:
     """Count a group's policy tokens by staleness at `version`: [largest + 1]; later versions count as 0."""
-    runs = [run for sample in group.samples for run in sample.version_runs()]
+    runs = [run for sequence in group.sequences() for run in sequence.version_runs()]
     ages = [max(version - sampled, 0) for *_, sampled in runs]
     counts = np.zeros(max(ages, default=-1) + 1, np.int64)
     for age, (start, end, _) in zip(ages, runs, strict=True):

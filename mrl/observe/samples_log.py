@@ -114,6 +114,16 @@ def row_of(step: int, kind: str, group: Group, sample: Sample) -> dict[str, obje
         "reason": verdict.reason if verdict else None,
         "parts": dict(verdict.parts) if verdict else {},
         **_episode(sample),
+        **({"branches": [_branch(branch) for branch in sample.branches]} if sample.branches else {}),
+    }
+
+
+def _branch(branch: Sample) -> dict[str, object]:
+    return {
+        "prompt_tokens": len(branch.prompt_tokens),
+        "response_tokens": len(branch.response_tokens),
+        "response": branch.response_text,
+        **_episode(branch),
     }
 
 

@@ -10,7 +10,7 @@ TOKEN_BYTES = 20
 
 def size_of(group: Group) -> int:
     """Return the approximate memory of a group in bytes: its samples' arrays and text."""
-    return sum(_sample_size(sample) for sample in group.samples)
+    return sum(_sample_size(sequence) for sequence in group.sequences())
 
 
 def _sample_size(sample: Sample) -> int:

@@ -11,12 +11,12 @@ from mrl.samples import Group, Sample, TrainBatch
 
 
 def pack(groups: Sequence[Group], *, with_routes: bool = False) -> TrainBatch:
-    """Pack all samples, in order, into a flat batch with `rollout_logprobs`; prompts have mask False.
+    """Pack all sequences, in order, into a flat batch with `rollout_logprobs`; prompts have mask False.
 
-    `with_routes` adds the engines' routes for every pass; a sample without any has no rows, which passes
+    `with_routes` adds the engines' routes for every pass; a sequence without any has no rows, which passes
     reject.
     """
-    samples = [sample for group in groups for sample in group.samples]
+    samples = _sequences(groups)
     lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
     return TrainBatch(
         tokens=_join([part for s in samples for part in (s.prompt_tokens, s.response_tokens)], np.int32),
@@ -28,13 +28,24 @@ def pack(groups: Sequence[Group], *, with_routes: bool = False) -> TrainBatch:
             "rollout_logprobs": _after_prompts(samples, [s.rollout_logprobs for s in samples], np.float32)
         },
         routes=tuple(s.routes or Routes(()) for s in samples) if with_routes else None,
+        samples=_sample_of_sequences(groups),
     )
+
+
+def _sequences(groups: Sequence[Group]) -> list[Sample]:
+    return [sequence for group in groups for sequence in group.sequences()]
+
+
+def _sample_of_sequences(groups: Sequence[Group]) -> dict[str, np.ndarray]:
+    """Return the index of each sequence's sample, for `TrainBatch.samples`; empty without branches."""
+    counts = [1 + len(sample.branches) for group in groups for sample in group.samples]
+    return {"sample": np.repeat(np.arange(len(counts)), counts)} if sum(counts) > len(counts) else {}
 
 
 def staleness_of(groups: Sequence[Group], *, version: int) -> np.ndarray:
     """Return each policy token's staleness in versions before `version`, aligned with `pack(groups)`: [N]
     float32, 0 for other tokens."""
-    samples = [sample for group in groups for sample in group.samples]
+    samples = _sequences(groups)
     lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
     staleness, end_of_sample = np.zeros(sum(lengths), np.float32), 0
     for sample, length in zip(samples, lengths, strict=True):
@@ -45,8 +56,8 @@ def staleness_of(groups: Sequence[Group], *, version: int) -> np.ndarray:
 
 
 def first_versions(groups: Sequence[Group]) -> np.ndarray:
-    """Return [N] the version that sampled the first response token of the token's sample in pack(groups)."""
-    samples = [sample for group in groups for sample in group.samples]
+    """Return [N] the version of the first response token of each token's sequence in pack(groups)."""
+    samples = _sequences(groups)
     lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
     return np.repeat([int(s.policy_versions[0]) if len(s.policy_versions) else 0 for s in samples], lengths)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -55,10 +55,12 @@ class SampleFields(msgspec.Struct, array_like=True):
     verdict: VerdictFields | None
     transcript: Any
     """Fields of a Transcript."""
+    num_branches: int
+    """Number of branches, which follow it in the list."""
 
 
 class GroupFields(msgspec.Struct, array_like=True):
-    """Samples of one prompt."""
+    """Samples of one prompt, each followed by its branches."""
 
     samples: list[SampleFields]
     tokens: bytes
@@ -96,7 +98,7 @@ _encode, _decoder = msgspec.msgpack.Encoder(enc_hook=plain_number).encode, msgsp
 
 def encode_group(group: Group) -> bytes:
     """Encode a group without its routes. Raise TypeError if a message cannot contain a verdict's value."""
-    samples = [dataclasses.replace(s, routes=None) if s.routes is not None else s for s in group.samples]
+    samples = [_without_routes(sample) for sample in group.samples]
     return _encode(SavedGroup(_FORM, group.prompt.index, group_fields(group.prompt, samples)))
 
 
@@ -116,22 +118,23 @@ def decode_group(data: bytes, prompt_at: Callable[[int], Prompt]) -> Group:
 
 def group_fields(prompt: Prompt, samples: Sequence[Sample]) -> GroupFields:
     """Return the message of a prompt's samples, which have no routes."""
+    sequences = [sequence for sample in samples for sequence in sample.sequences]
     return GroupFields(
-        [_fields(sample, prompt) for sample in samples],
-        b"".join(np.ascontiguousarray(s.response_tokens, _INT).data for s in samples),
-        b"".join(np.ascontiguousarray(s.rollout_logprobs, _FLOAT).data for s in samples),
+        [_fields(sequence, prompt) for sequence in sequences],
+        b"".join(np.ascontiguousarray(s.response_tokens, _INT).data for s in sequences),
+        b"".join(np.ascontiguousarray(s.rollout_logprobs, _FLOAT).data for s in sequences),
     )
 
 
 def samples_of(fields: GroupFields, prompt: Prompt) -> tuple[Sample, ...]:
     """Return the samples of a `group_fields` message; their arrays are views of it."""
-    samples, end = [], 0
+    sequences, end = [], 0
     for item in fields.samples:
         start, end = end, end + item.length
         segments = tuple(ResponseSegment(*values) for values in item.segments)
         mask, versions = _follow(segments, item.length)
         tokens = prompt.tokens if item.prompt_tokens is None else np.frombuffer(item.prompt_tokens, _INT)
-        samples.append(
+        sequences.append(
             Sample(
                 prompt_index=prompt.index,
                 sample_index=item.number,
@@ -149,7 +152,27 @@ def samples_of(fields: GroupFields, prompt: Prompt) -> tuple[Sample, ...]:
                 transcript=None if item.transcript is None else _transcript(item.transcript),
             )
         )
-    return tuple(samples)
+    return tuple(_with_branches(fields.samples, sequences))
+
+
+def _without_routes(sample: Sample) -> Sample:
+    if all(sequence.routes is None for sequence in sample.sequences):
+        return sample
+    branches = tuple(dataclasses.replace(branch, routes=None) for branch in sample.branches)
+    return dataclasses.replace(sample, routes=None, branches=branches)
+
+
+def _with_branches(items: Sequence[SampleFields], sequences: list[Sample]) -> Iterator[Sample]:
+    """Return the samples of decoded sequences, with their branches."""
+    position = 0
+    while position < len(sequences):
+        sample, first = sequences[position], position + 1
+        position = first + items[position].num_branches
+        yield (
+            dataclasses.replace(sample, branches=tuple(sequences[first:position]))
+            if position > first
+            else sample
+        )
 
 
 def _fields(sample: Sample, prompt: Prompt) -> SampleFields:
@@ -170,6 +193,7 @@ def _fields(sample: Sample, prompt: Prompt) -> SampleFields:
         else np.ascontiguousarray(sample.policy_versions, _INT).tobytes(),
         None if verdict is None else _verdict_fields(verdict),
         None if transcript is None else dataclasses.asdict(transcript),
+        len(sample.branches),
     )
 
 
