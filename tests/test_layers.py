@@ -34,6 +34,7 @@ LAYERS = [
     ["mrl.agents", "mrl.data", "mrl.rewards.pool"],
     ["mrl.prepare", "mrl.resharding.vllm", "mrl.rewards.trials", "mrl.training.hf"],
     ["mrl.rollout", "mrl.training"],
+    ["mrl.gateway"],
     ["mrl.trajectories"],
     ["mrl.capacity", "mrl.loops"],
     ["mrl.launch"],

@@ -13,8 +13,10 @@ from mrl.agents.tool_calls import tools_prompt
 from mrl.config.root import Config
 from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError
+from mrl.gateway.templates import Templates
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.trajectories.environment_rollout import EpisodeRules
+from mrl.trajectories.program_rollout import ProgramRules
 
 Tools = list[dict[str, Any]] | str
 """Tools for chat templates, or as the text of a system message."""
@@ -28,11 +30,11 @@ class EnvironmentRules:
     """Rules and tools of a run's environments, with its chat template."""
 
     section: AgentSection
-    rules: Mapping[str, tuple[EpisodeRules, Tools]]
+    rules: Mapping[str, tuple[EpisodeRules | ProgramRules, Tools]]
     """Rules and tools by environment key."""
 
-    def rules_of(self, domain: str) -> EpisodeRules | None:
-        """Return the rules of the domain's episodes; None if the domain has single responses."""
+    def rules_of(self, domain: str) -> EpisodeRules | ProgramRules | None:
+        """Return the rules of the domain's episodes or programs; None if it has single responses."""
         key = self.section.key_of(domain)
         return None if key is None else self.rules[key][0]
 
@@ -57,6 +59,19 @@ def check_environments(config: Config, tokenizer: Any) -> EnvironmentRules | Non
     return EnvironmentRules(section, rules)
 
 
+def _program_rules(key: str, config: Config, section: AgentSection, tokenizer: Any) -> ProgramRules:
+    templates = Templates(
+        tokenizer,
+        tool_calls=section.tool_calls,
+        show_tools=section.show_tools,
+        chat_template_kwargs=config.data.chat_template_kwargs,
+    )
+    longest = config.model.max_length
+    turn = min(section.max_turn_tokens or config.rollout.max_response_tokens, longest)
+    limits = Limits(section.max_turns, max_context=longest, max_tokens=longest, max_turn_tokens=turn)
+    return ProgramRules(key, templates, limits, section.retries)
+
+
 def require_known_domains(acting: EnvironmentRules, reward: RewardSection, domains: Iterable[str]) -> None:
     """Raise ConfigError for a domain without rows, or an environment reward without an environment."""
     known = set(domains)
@@ -76,8 +91,10 @@ def require_known_domains(acting: EnvironmentRules, reward: RewardSection, domai
 
 def _rules_of(
     pool: EnvironmentWorkers, key: str, config: Config, section: AgentSection, tokenizer: Any
-) -> tuple[EpisodeRules, Tools]:
+) -> tuple[EpisodeRules | ProgramRules, Tools]:
     description = pool.describe(key)
+    if description.runs:
+        return _program_rules(key, config, section, tokenizer), []
     tools = [dict(tool) for tool in description.tools]
     shown: Tools = tools
     if section.show_tools != "template":

@@ -31,6 +31,7 @@ from mrl.observe.driver_memory import tune_driver_memory
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.engine_client import Address
 from mrl.samples import Prompt
+from mrl.trajectories.environment_rollout import EpisodeRules
 from mrl.trajectories.worker_messages import GroupStart
 
 if TYPE_CHECKING:
@@ -164,7 +165,10 @@ def descriptions(acting: EnvironmentRules | None) -> dict[str, Any]:
     """Return each environment's description, by key."""
     if acting is None:
         return {}
-    return {key: (dict(rules.tools), rules.replayable) for key, (rules, _) in acting.rules.items()}
+    return {
+        key: (dict(rules.tools), rules.replayable) if isinstance(rules, EpisodeRules) else "program"
+        for key, (rules, _) in acting.rules.items()
+    }
 
 
 def require_described(acting: EnvironmentRules | None, described: Mapping[str, Any]) -> None:

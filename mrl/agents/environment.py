@@ -67,6 +67,38 @@ class Environment(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Model:
+    """Where a program finds the policy. The same values are in the variables OPENAI_BASE_URL, OPENAI_API_KEY,
+    ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY of its process, for programs that it starts."""
+
+    url: str
+    """Base URL for Anthropic's clients; OpenAI's add /v1 (`openai_url`)."""
+    key: str
+    """Key of this trajectory alone; void when `run` has returned."""
+    name: str = "policy"
+    """Name of the model; requests may use any."""
+
+    @property
+    def openai_url(self) -> str:
+        return f"{self.url}/v1"
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that clients read."""
+        openai = {"OPENAI_BASE_URL": self.openai_url, "OPENAI_API_BASE": self.openai_url}
+        anthropic = {"ANTHROPIC_BASE_URL": self.url, "ANTHROPIC_API_KEY": self.key}
+        return openai | anthropic | {"OPENAI_API_KEY": self.key}
+
+
+class Program(Protocol):
+    """Interface of a program that calls the policy itself, instead of an Environment."""
+
+    def run(self, task: dict[str, Any], seed: int, model: Model) -> float | Step | None:
+        """Work on a task with a model that has OpenAI's and Anthropic's APIs; return the reward (None if
+        `reward` judges the conversations), or a Step with it."""
+        ...
+
+
 class EpisodeEnded(MrlError, RuntimeError):
     """Raised by `reset` or `step` to end an episode for a named reason. Any other exception is a crash."""
 

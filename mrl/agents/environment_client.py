@@ -28,6 +28,10 @@ class Environments(Protocol):
 
     def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None: ...
 
+    def run(
+        self, key: str, environment: str, task: Mapping[str, Any], seed: int, url: str, secret: str
+    ) -> None: ...
+
     def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None: ...
 
     def close(self, key: str) -> None: ...
@@ -73,18 +77,29 @@ class EnvironmentClient:
 
     @contextlib.asynccontextmanager
     async def opened(
-        self, order: tuple[int, int], key: str, environment: str, task: Mapping[str, Any], seed: int
+        self,
+        order: tuple[int, int],
+        key: str,
+        environment: str,
+        task: Mapping[str, Any],
+        seed: int,
+        *,
+        model: tuple[str, str] | None = None,
     ) -> AsyncIterator[OpenEnvironment]:
         """Open an environment, and close it at the end.
 
         Args:
             order: (prompt, sample), by which episodes queue for a place.
             key: Unique among the run's episodes.
+            model: URL and key of the model of a program, whose opening is its result.
         """
         places = self._places[order[0] < 0]
         await places.take(order)
         try:
-            self.environments.open(key, environment, task, seed)
+            if model is None:
+                self.environments.open(key, environment, task, seed)
+            else:
+                self.environments.run(key, environment, task, seed, *model)
             try:
                 yield OpenEnvironment(self, key)
             finally:

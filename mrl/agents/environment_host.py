@@ -90,12 +90,12 @@ class Host:
             self.take(*read_call(message))
 
     def take(self, key: str, turn: int, operation: str, payload: bytes) -> None:
-        """Pass a call to its guest; `open` and `describe` start one."""
+        """Pass a call to its guest; `open`, `run` and `describe` start one."""
         handle = self._guests.get(key)
-        if handle is not None and (handle.call is not None or operation == "open"):
+        if handle is not None and (handle.call is not None or operation in ("open", "run")):
             self._end(handle)  # its caller is gone
             handle = None
-        if operation in ("open", "describe"):
+        if operation in ("open", "run", "describe"):
             handle = self._begin(key)
         lost = self._lost.pop(key, "its process is gone")
         if handle is not None:

@@ -11,6 +11,7 @@ class Deadlines:
 
     reset_seconds: float = 60.0
     step_seconds: float = 30.0
+    run_seconds: float = 1800.0
     close_seconds: float = 5.0
     answer_kib: int = 256
     """Size of one call's answer, as JSON."""
@@ -19,5 +20,5 @@ class Deadlines:
 
     def of(self, operation: str) -> float:
         """Return the seconds that an operation may take."""
-        named = {"step": self.step_seconds, "close": self.close_seconds}
+        named = {"step": self.step_seconds, "run": self.run_seconds, "close": self.close_seconds}
         return named.get(operation, self.reset_seconds)

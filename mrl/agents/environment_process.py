@@ -1,6 +1,7 @@
 """Process of one episode: an environment's object, and its calls one after another.
 
-consumes      frames of JSON: ["describe"], ["open", task, seed], ["step", text, calls], ["close"]
+consumes      frames of JSON: ["describe"], ["open", task, seed], ["step", text, calls], ["close"];
+              ["run", task, seed, url, key] of a program that calls the policy itself
 produces      one frame of JSON per call: the answer's fields, or {"fault": its name, "reason"}
 waits for     the next frame; ends with its host
 never does    answer twice, or continue after a fault
@@ -9,8 +10,10 @@ never does    answer twice, or continue after a fault
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import json
+import numbers
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -19,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from mrl.agents.answer import NAMED, EnvironmentFault, is_reward
-from mrl.agents.environment import EpisodeEnded, Step
+from mrl.agents.environment import EpisodeEnded, Model, Step
 from mrl.agents.tool_calls import ToolCall
 from mrl.processes.framing import frame, read_frame
 from mrl.user_code import place_of
@@ -54,6 +57,7 @@ class _Guest:
             "describe": self._describe,
             "open": self._open,
             "step": self._step,
+            "run": self._run,
             "close": self._close,
         }
 
@@ -76,11 +80,11 @@ class _Guest:
         if any(not isinstance(tool, Mapping) for tool in tools):
             raise _Wrong(EnvironmentFault.CONTRACT, "tools must be a list of JSON schemas")
         replayable = getattr(self._environment, "replayable", True)
-        return {"tools": [dict(tool) for tool in tools], "replayable": bool(replayable)}
+        runs = hasattr(self._environment, "run")
+        return {"tools": [dict(tool) for tool in tools], "replayable": bool(replayable), "runs": runs}
 
     def _open(self, task: dict[str, Any], seed: int) -> dict[str, Any]:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        self._seed(seed)
         self._environment = self._make()
         observation = self._awaited(self._environment.reset(task, seed))
         return {"messages": _messages(observation), "reward": None, "done": False, "info": {}}
@@ -89,6 +93,24 @@ class _Guest:
         step = self._awaited(self._environment.step(text, [ToolCall(*call) for call in calls]))
         if not isinstance(step, Step):
             raise _Wrong(EnvironmentFault.CONTRACT, f"step must return a Step, not {type(step).__name__}")
+        return self._answer(step)
+
+    def _run(self, task: dict[str, Any], seed: int, url: str, key: str) -> dict[str, Any]:
+        self._seed(seed)
+        model = Model(url, key)
+        os.environ.update(model.variables())
+        self._environment = self._make()
+        result = self._awaited(self._environment.run(task, seed, model))
+        if result is None or isinstance(result, numbers.Real):
+            result = Step(reward=result)  # type: ignore[arg-type]
+        if not isinstance(result, Step):
+            raise _Wrong(
+                EnvironmentFault.CONTRACT,
+                f"run must return a number, a Step or None, not {type(result).__name__}",
+            )
+        return self._answer(dataclasses.replace(result, done=True))
+
+    def _answer(self, step: Step) -> dict[str, Any]:
         if step.reward is not None and not is_reward(step.reward):
             raise _Wrong(EnvironmentFault.REWARD, f"the reward {step.reward!r} is not a finite number")
         return {
@@ -99,9 +121,13 @@ class _Guest:
         }
 
     def _close(self) -> dict[str, Any]:
-        if self._environment is not None:
-            self._awaited(self._environment.close())
+        if (close := getattr(self._environment, "close", None)) is not None:
+            self._awaited(close())
         return {}
+
+    def _seed(self, seed: int) -> None:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
 
     def _awaited(self, value: Any) -> Any:
         return self._loop.run_until_complete(_wait_for(value)) if inspect.isawaitable(value) else value

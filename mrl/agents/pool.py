@@ -51,6 +51,8 @@ class Description:
     tools: tuple[Mapping[str, Any], ...]
     """In the form of chat templates."""
     replayable: bool
+    runs: bool = False
+    """It is a program, which calls the policy itself."""
 
     def schemas(self) -> dict[str, Mapping[str, Any]]:
         """Return the schema of each tool's arguments, by the tool's name."""
@@ -115,6 +117,7 @@ class EnvironmentWorkers:
         deadlines = Deadlines(
             reset_seconds=section.reset_seconds,
             step_seconds=section.step_seconds,
+            run_seconds=section.run_seconds,
             memory_mib=section.memory_mib,
         )
         environments = section.environments()
@@ -145,6 +148,16 @@ class EnvironmentWorkers:
         payload = _encoded(key, "open", dict(task), seed)
         self._episodes[key] = _Open(self._host(environment))
         self._ask(key, "open", payload)
+
+    def run(
+        self, key: str, environment: str, task: Mapping[str, Any], seed: int, url: str, secret: str
+    ) -> None:
+        """Start a program, as `open`; its answer, when it ends, has turn 1. `url`, `secret`: of its model."""
+        if key in self._episodes:
+            raise RolloutError(f"episode {key} is open already")
+        payload = _encoded(key, "run", dict(task), seed, url, secret)
+        self._episodes[key] = _Open(self._host(environment), turn=1)
+        self._ask(key, "run", payload)
 
     def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None:
         """Send a turn to an episode. Raise RolloutError if it is not open, has not answered, or has ended."""
@@ -336,4 +349,4 @@ def _description(environment: str, reply: Mapping[str, Any]) -> Description:
             f"description, parameters}}}} with a JSON schema as parameters; "
             f"{str(tool)[:200]} is not: {error!r:.200}"
         ) from error
-    return Description(tools, bool(reply["replayable"]))
+    return Description(tools, bool(reply["replayable"]), bool(reply["runs"]))

@@ -174,6 +174,19 @@ class TurnRenderer:
             ids = ids + self.plain(spell(message["content"])) + tokens
         return np.asarray(ids, np.int32)
 
+    def whole(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Return the prompt of messages that the template does not show one by one (calls without text, turns
+        that it joins): [n] int32.
+
+        Raises:
+            ConfigError: The template refuses them, or one contains the text of an added token, which would be
+                encoded as that token."""
+        if named := self._is_added.search("".join(str(message) for message in messages)):
+            raise ConfigError(f"a message contains the text of the token {named.group()!r}")
+        return np.asarray(
+            self._encode(self._rendered(list(with_system(messages, self._system)), opens=True)), np.int32
+        )
+
     def opens_thought(self, tokens: np.ndarray) -> bool:
         """Return True if the [n] tokens before a turn end in a thought that they opened."""
         return opens_thought(self._tokenizer.decode(tokens[-_MOST_MARK:].tolist(), skip_special_tokens=False))

@@ -91,6 +91,13 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], format: Format) -> str:
     )
 
 
+def without_calls(text: str, format: Format) -> str:
+    """Return the visible text of a turn without its calls."""
+    if format == "json":
+        return ""
+    return re.sub(f"{_OPENS}.*?{_CLOSES}", "", text, flags=re.DOTALL).strip()
+
+
 def _between_marks(text: str) -> tuple[list[str], bool]:
     """Return the texts from each opening mark to the next closing one, and True if no mark is unpaired."""
     bodies, are_paired, opened = list[str](), True, list[str]()

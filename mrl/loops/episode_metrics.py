@@ -16,9 +16,11 @@ def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     if not episodes:
         return {}
     ends = collections.Counter(episode.ended_by for episode in episodes)
-    turns = [turn for episode in episodes for turn in episode.turns]
+    conversations = [part.transcript for s in samples for part in s.sequences if part.transcript is not None]
+    turns = [turn for conversation in conversations for turn in conversation.turns]
     return {
         "agent/episodes": float(len(episodes)),
+        "agent/conversations": len(conversations) / len(episodes),
         "agent/turns": len(turns) / len(episodes),
         "agent/env_seconds_p99": float(np.percentile([t.seconds for t in turns], 99)) if turns else 0.0,
         "agent/retries": float(sum(episode.faults for episode in episodes)),

@@ -246,7 +246,7 @@ def denominators(batch: TrainBatch) -> dict[str, float]:
 def _count_samples(batch: TrainBatch, is_trained: np.ndarray) -> int:
     """Count the samples with a trained segment ([B] bool)."""
     samples = batch.samples.get("sample")
-    return np.count_nonzero(is_trained) if samples is None else len(np.unique(samples[is_trained]))
+    return int(np.count_nonzero(is_trained)) if samples is None else len(np.unique(samples[is_trained]))
 
 
 def _kept(policy: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -20,7 +20,10 @@ class TokenValues:
 
     def __init__(self, batch: TrainBatch, pieces: Pieces) -> None:
         self._batch, self._pieces = batch, pieces
-        self._places = {name: place for place, name in enumerate(batch.sample_ids)}
+        self._places: dict[str, int] = {}
+        """Segment of each sample's response; branches come after it."""
+        for place, name in enumerate(batch.sample_ids):
+            self._places.setdefault(name, place)
 
     def values(self, sample: Sample) -> dict[str, Any]:
         """Return JSON values of the response's T tokens: `text` is a list of T; the others are lists, or one

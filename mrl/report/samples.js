@@ -117,7 +117,8 @@ class SampleBrowser {
     const said = [`reward ${figure(row.reward)}`, row.status, `${row.response_tokens} tokens`, Array.isArray(row.policy_versions) && `versions ${row.policy_versions.join(" to ")}`, parts, row.why];
     return element("div", { class: "sample" }, element("strong", {}, title),
       element("p", { class: "quiet" }, said.filter((each) => each).join(", ")),
-      element("p", { class: "quiet" }, `verdict: ${[row.verdict, row.reason].filter((each) => each).join(", ")}`), ...this.response(row));
+      element("p", { class: "quiet" }, `verdict: ${[row.verdict, row.reason].filter((each) => each).join(", ")}`), ...this.response(row),
+      ...(row.branches || []).flatMap((branch, place) => [element("div", { class: "turn" }, `conversation ${place + 2}`), element("div", { class: "text" }, String(branch.response ?? ""))]));
   }
 
   response(row) {

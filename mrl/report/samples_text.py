@@ -33,6 +33,17 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
         f"{row.get('reward')}  {row.get('status')}{ended}"
     )
     yield from terminal_text("prompt", row.get("opening") or row.get("prompt", ""))
+    yield from _conversation(row)
+    branches = row.get("branches")
+    for number, branch in enumerate(branches if isinstance(branches, list) else (), 2):
+        if isinstance(branch, dict):
+            yield f"conversation {number}"
+            yield from _conversation(branch)
+    if row.get("reason"):
+        yield from terminal_text("reason", row["reason"])
+
+
+def _conversation(row: dict[str, Any]) -> Iterator[str]:
     if "turns" not in row:
         yield from terminal_text("response", row.get("response", ""))
     turns = row.get("turns")
@@ -43,5 +54,3 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
         yield from terminal_text(f"turn {number}{reward}", turn.get("said", ""))
         if turn.get("observed"):
             yield from terminal_text("observed", turn["observed"])
-    if row.get("reason"):
-        yield from terminal_text("reason", row["reason"])

@@ -7,16 +7,18 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from mrl.agents.environment_client import EnvironmentClient
+from mrl.gateway.server import Gateway
 from mrl.rollout.engine_pool import EngineControl, Engines
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
 from mrl.trajectories.environment_rollout import EpisodeRules, environment_rollout
+from mrl.trajectories.program_rollout import ProgramRules, program_rollout
 from mrl.trajectories.rewards import RewardClient
 from mrl.trajectories.single_turn import single_turn
 from mrl.trajectories.trajectory import ENGINE, ENVIRONMENT, IN_LINE, Trajectory
 
-RulesOf = Callable[[str], EpisodeRules | None]
-"""Rules of a domain's episodes; None if a sample is a single response."""
+RulesOf = Callable[[str], EpisodeRules | ProgramRules | None]
+"""Rules of a domain's episodes or programs; None if a sample is a single response."""
 
 
 class GroupInFlight:
@@ -126,6 +128,7 @@ class RolloutRunner(GroupMaker):
         self.engines, self._rewards = engines, rewards
         self._run_seed, self._environments, self._rules_of = run_seed, environments, rules_of
         self._max_open = max_environments
+        self._gateway = Gateway()
 
     def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> GroupInFlight:
         of = {record.sample_index: record for record in records}
@@ -167,10 +170,15 @@ class RolloutRunner(GroupMaker):
         )
         if rules is None:
             await single_turn(self.engines, trajectory, request)
-        else:
-            assert self._environments is not None, "only with environments"
+            return
+        assert self._environments is not None, "only with environments"
+        if isinstance(rules, EpisodeRules):
             await environment_rollout(
                 self.engines, self._environments, rules, trajectory, request, self._run_seed
+            )
+        else:
+            await program_rollout(
+                self.engines, self._environments, self._gateway, rules, trajectory, request, self._run_seed
             )
 
     def close(self) -> None:
@@ -191,6 +199,8 @@ class RolloutRunner(GroupMaker):
         name = trajectory.name
         if trajectory.waits_for == IN_LINE:
             return f"{name} waiting for a free environment (agent.max_environments = {self._max_open})"
+        if trajectory.is_program and trajectory.waits_for == ENVIRONMENT:
+            return f"{name} in its program"
         engine = self.engines.where(name)
         if trajectory.episode is not None:
             place = "waiting for its environment" if trajectory.waits_for == ENVIRONMENT else engine

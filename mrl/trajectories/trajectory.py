@@ -34,6 +34,8 @@ class Trajectory:
     restarts: int = 0
     """Number of restarts because the environment did not repeat its observations."""
     waits_for: str = ENGINE
+    is_program: bool = False
+    """A program makes it, which starts anew in a resumed run."""
 
     @property
     def name(self) -> str:
@@ -58,6 +60,8 @@ class Trajectory:
         if it has not begun. `so_far`: what engines have of the current generation."""
         if self.sample is not None:
             return self.sample if self.verdict is None else self.sample.with_verdict(self.verdict)
+        if self.is_program:
+            return None
         if self.episode is None:
             if so_far is None or not len(so_far.tokens):
                 return self.record

@@ -41,6 +41,8 @@ class AgentSection(EnvironmentSection):
     """Limit an environment's work on one turn to this many seconds."""
     reset_seconds: float = Field(default=60.0, gt=0)
     """Limit an environment's work before the first turn to this many seconds."""
+    run_seconds: float = Field(default=1800.0, gt=0)
+    """Limit a program that calls the policy itself to this many seconds, with its waits for the policy."""
     max_environments: int | None = Field(default=None, ge=1)
     """Keep at most this many environments open for training, and as many per validation; other samples wait
     in prompt order. Null sets no limit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -39,6 +40,20 @@ def test_an_episode_turn_by_turn(tmp_path: Path) -> None:
     assert samples_text(tmp_path, limit=1).endswith("\n\n1 more; --limit shows them")
     with pytest.raises(DataError, match="has no such samples; 2 rows"):
         samples_text(tmp_path, step=4)
+
+
+def test_every_conversation_of_a_program(tmp_path: Path) -> None:
+    main, other = (
+        make_sample(0, 0, transcript=Transcript((Turn(0, 1, f"words {n}"),), ended_by="env_done"))
+        for n in (1, 2)
+    )
+    (group,) = make_groups([dataclasses.replace(main, branches=(other,))])
+    (tmp_path / "samples.jsonl").write_text(json.dumps(row_of(1, "train", group, group.samples[0])) + "\n")
+    assert samples_text(tmp_path).splitlines()[2:] == [
+        "  turn 1: words 1",
+        "conversation 2",
+        "  turn 1: words 2",
+    ]
 
 
 def test_a_cut_file_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:

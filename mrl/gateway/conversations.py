@@ -1,0 +1,208 @@
+"""Conversations of one program as a tree of turns, so that every token is rendered once and trained once.
+
+A request whose messages continue an earlier turn keeps that turn's tokens, verbatim: only what is new is
+rendered. Any other request (a rewritten or compacted history, a sub-agent) begins a conversation of its own,
+rendered whole; what it quotes of the policy is then context. Pure: no input or output, no waiting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from mrl.rollout.request import Completion
+from mrl.samples import Prompt, ResponseSegment, Sample, Status, Transcript, Turn
+
+_NOTHING = np.zeros(0, np.int32)
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallOfTool:
+    """Call of a tool in an assistant's message."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """ChatMessage of a request, from any API."""
+
+    role: Role
+    text: str = ""
+    calls: tuple[CallOfTool, ...] = ()
+    """Calls of tools, if the role is assistant."""
+    call_id: str = ""
+    """Id of the call that a tool's message answers."""
+    name: str = ""
+    """Tool that a tool's message is from, if known."""
+
+    @property
+    def key(self) -> str:
+        """Identity of the message: clients drop thoughts, and change ids and space at the ends."""
+        text = f"{self.role}\0{self.text.strip()}"
+        if not self.calls:
+            return text
+        return f"{text}\0{json.dumps([[call.name, call.arguments] for call in self.calls], sort_keys=True)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class PolicyTurn:
+    """Turn of the policy in a conversation."""
+
+    parent: PolicyTurn | None
+    before: np.ndarray
+    """[n] int32: tokens between the parent's last one and this turn; of a first turn, the whole prompt."""
+    completion: Completion
+    text: str
+    observation: str
+    """What `before` says, in words; empty for a first turn."""
+    number: int
+    """Position among all turns of the program, in order of completion."""
+
+    def path(self) -> list[PolicyTurn]:
+        """Return the turns of the conversation up to this one."""
+        turns: list[PolicyTurn] = []
+        turn: PolicyTurn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.parent
+        return turns[::-1]
+
+    def context(self) -> np.ndarray:
+        """Return [T] int32: all tokens up to the turn's last one."""
+        return np.concatenate(
+            [part for turn in self.path() for part in (turn.before, turn.completion.tokens)]
+        )
+
+
+class Conversations:
+    """All conversations of one trajectory's program."""
+
+    def __init__(self) -> None:
+        self.turns: list[PolicyTurn] = []
+        self._by_history: dict[bytes, PolicyTurn] = {}
+        """Turns by the digest of all messages up to their own."""
+        self._latest: tuple[Sequence[ChatMessage], list[bytes]] = (), []
+        """Messages of the latest request, and their digests."""
+
+    def find(
+        self, messages: Sequence[ChatMessage], tools: str
+    ) -> tuple[PolicyTurn | None, Sequence[ChatMessage]]:
+        """Return the turn that the messages continue, and those after it; (None, all) if there is none.
+
+        `tools`: identity of the request's tools. Only messages of one role, user or tool, continue a turn:
+        templates render other mixtures only as a whole.
+        """
+        digests = _digests(messages, tools)
+        self._latest = messages, digests
+        for count in range(len(messages) - 1, 0, -1):
+            if (turn := self._by_history.get(digests[count])) is not None:
+                roles = {message.role for message in messages[count:]}
+                if len(roles) == 1 and roles <= {"user", "tool"}:
+                    return turn, messages[count:]
+                break
+        return None, messages
+
+    def add(
+        self,
+        parent: PolicyTurn | None,
+        before: np.ndarray,
+        completion: Completion,
+        *,
+        history: Sequence[ChatMessage],
+        reply: ChatMessage,
+        tools: str,
+        text: str,
+        observation: str = "",
+    ) -> PolicyTurn:
+        """Add a turn.
+
+        Args:
+            history: The request's messages.
+            reply: The turn as the client gets it, and will send it back.
+            text: The turn's whole text, with its thoughts.
+        """
+        turn = PolicyTurn(parent, before, completion, text, observation, len(self.turns))
+        self.turns.append(turn)
+        digests = self._latest[1] if self._latest[0] is history else _digests(history, tools)
+        self._by_history[_digest(digests[-1], reply)] = turn
+        return turn
+
+    def sample(self, prompt: Prompt, number: int, status: Status, transcript: Transcript) -> Sample:
+        """Return the trajectory's sample: its sequences are the conversations, that of the last turn first.
+
+        Each turn is trained in the first sequence that has it. `transcript`: without turns.
+        """
+        parents = {id(turn.parent) for turn in self.turns}
+        ends = [turn for turn in reversed(self.turns) if id(turn) not in parents]
+        paths = [end.path() for end in ends] or [[]]
+        trained = set[int]()
+        main, *branches = (_sequence(prompt, number, status, path, trained) for path in paths)
+        transcript = dataclasses.replace(transcript, turns=_turns_of(main))
+        return dataclasses.replace(main, transcript=transcript, branches=tuple(branches))
+
+
+def _digests(messages: Sequence[ChatMessage], tools: str) -> list[bytes]:
+    """Return a digest of the first 0, 1, 2, ... messages each."""
+    digests = [hashlib.blake2b(tools.encode(), digest_size=16).digest()]
+    for message in messages:
+        digests.append(_digest(digests[-1], message))
+    return digests
+
+
+def _digest(before: bytes, message: ChatMessage) -> bytes:
+    return hashlib.blake2b(before + message.key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _sequence(
+    prompt: Prompt, number: int, status: Status, path: Sequence[PolicyTurn], trained: set[int]
+) -> Sample:
+    """Return a conversation as a sample that trains the turns not yet in `trained`, and add them to it."""
+    parts, logprobs, versions, masks, length = [_NOTHING], [_NOTHING], [_NOTHING], [_NOTHING], 0
+    segments, turns = list[ResponseSegment](), list[Turn]()
+    for turn in path:
+        observed = turn.before if turn.parent is not None else _NOTHING
+        is_new, completion = turn.number not in trained, turn.completion
+        trained.add(turn.number)
+        start, count = length + len(observed), len(completion.tokens)
+        length = start + count
+        parts += [observed, completion.tokens]
+        logprobs += [np.zeros(len(observed)), completion.logprobs * is_new]
+        versions += [np.full(len(observed), -1), completion.policy_versions if is_new else np.full(count, -1)]
+        masks += [np.zeros(len(observed)), np.full(count, is_new)]
+        if turns:
+            turns[-1] = dataclasses.replace(turns[-1], observation=turn.observation)
+        turns.append(Turn(start, length, turn.text))
+        if is_new:
+            segments += [
+                dataclasses.replace(s, start=s.start + start, end=s.end + start) for s in completion.segments
+            ]
+    return Sample(
+        prompt_index=prompt.index,
+        sample_index=number,
+        prompt_tokens=path[0].before if path else prompt.tokens,
+        response_tokens=np.concatenate(parts).astype(np.int32),
+        loss_mask=np.concatenate(masks).astype(np.bool_),
+        rollout_logprobs=np.concatenate(logprobs).astype(np.float32),
+        policy_versions=np.concatenate(versions).astype(np.int32),
+        status=status,
+        response_text="\n".join(part for turn in turns for part in (turn.text, turn.observation) if part),
+        domain=prompt.domain,
+        tag=prompt.tag,
+        segments=tuple(segments),
+        transcript=Transcript(tuple(turns)),
+    )
+
+
+def _turns_of(sample: Sample) -> tuple[Turn, ...]:
+    assert sample.transcript is not None, "every sequence has one"
+    return sample.transcript.turns

@@ -1,0 +1,228 @@
+"""Access of one trajectory's program to the policy, whatever API its requests use.
+
+The run decides sampling; a request may only shorten its turn. Turns of a program are generated one after the
+other, so that each has its own seed; a repeated request gets the turn that it asked for first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.agents.episode import EndedBy, Limits
+from mrl.errors import ConfigError, MrlError
+from mrl.gateway.conversations import CallOfTool, ChatMessage, Conversations, PolicyTurn
+from mrl.gateway.templates import Templates, identity_of
+from mrl.rewards.thoughts import as_thought
+from mrl.rollout.engine_pool import Policy
+from mrl.rollout.request import GenerationRequest, require_same_context
+from mrl.rollout.seeds import MAX_ATTEMPTS, seed_of_request
+from mrl.samples import Status
+
+
+class RefusedRequest(MrlError, RuntimeError):
+    """A request that gets no turn."""
+
+    def __init__(self, status: int, kind: str, reason: str, field: str = "") -> None:
+        """`kind`: type of the error in OpenAI's API; `field`: name of the request's field at fault."""
+        super().__init__(reason)
+        self.status, self.kind, self.field = status, kind, field
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reply:
+    """Turn of the policy, for an answer."""
+
+    message: ChatMessage
+    thought: str
+    turn: PolicyTurn
+    num_prompt_tokens: int
+    is_cut: bool
+    """The turn reached its token limit."""
+
+
+class ModelSession:
+    """One attempt of a program to produce a trajectory. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        templates: Templates,
+        limits: Limits,
+        request: GenerationRequest,
+        *,
+        run_seed: int,
+        attempt: int = 0,
+        on_wait: Callable[[bool], None] = lambda waits: None,
+    ) -> None:
+        """Create the session.
+
+        Args:
+            request: The sample's request, for its id and sampling.
+            attempt: Number of the first of the sample's requests to engines that is still free.
+            on_wait: Called with True when the program starts to wait for the policy, and with False.
+        """
+        self._policy, self._limits, self._request = policy, limits, request
+        self.templates = templates
+        self._run_seed, self.attempt, self._on_wait = run_seed, attempt, on_wait
+        self.conversations = Conversations()
+        self._lock = asyncio.Lock()
+        self._repeatable: dict[str, asyncio.Task[Reply]] = {}
+        self.ended_by: EndedBy | None = None
+        """Limit of the policy that a request met, or the failure of ours that one met."""
+        self.reason = ""
+        self.failure: Exception | None = None
+        """Error that ends the run."""
+        self._is_closed = False
+
+    async def answer(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        max_tokens: int | None = None,
+        name: str = "",
+        is_repeated: bool = False,
+    ) -> Reply:
+        """Return the policy's next turn of a conversation.
+
+        Args:
+            tools: Schemas as chat templates take them.
+            name: Identity of the request.
+            is_repeated: The client has sent it before: it gets the turn of the first one, if there is any.
+
+        Raises:
+            RefusedRequest: There is none.
+        """
+        task = self._repeatable.get(name) if is_repeated else None
+        if task is None or (task.done() and task.exception() is not None):
+            task = asyncio.ensure_future(self._answer(messages, identity_of(tools), max_tokens))
+            self._repeatable[name] = task
+        return await asyncio.shield(task)  # a client that goes does not end its turn
+
+    @property
+    def name(self) -> str:
+        """Id of the sample."""
+        return self._request.request_id
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token."""
+        return self.templates.tokenizer.decode([token])
+
+    def count_tokens(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+        """Return the number of tokens before the turn that a request would get."""
+        return len(self._context(messages, identity_of(tools))[2])
+
+    async def close(self) -> None:
+        """Refuse further requests, and wait for the turn that is being generated."""
+        self._is_closed = True
+        async with self._lock:
+            pass
+
+    async def _answer(self, messages: Sequence[ChatMessage], tools: str, max_tokens: int | None) -> Reply:
+        async with self._lock:
+            self._require_open()
+            parent, before, context = self._context(messages, tools)
+            budget = min(self._limits.max_turn_tokens, self._limits.max_context - len(context))
+            if budget < 1:
+                longest = self._limits.max_context  # clients look for these words
+                reason = f"maximum context length is {longest} tokens, but the request has {len(context)}"
+                self._note(EndedBy.CONTEXT_LIMIT, reason)
+                raise RefusedRequest(400, "context_length_exceeded", reason)
+            budget = min(budget, max_tokens or budget)
+            try:
+                return await self._generate(messages, tools, parent, before, context, budget)
+            except RefusedRequest:
+                raise
+            except Exception as error:
+                self.failure = error
+                raise RefusedRequest(503, "server_error", "the run has failed") from error
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise RefusedRequest(403, "permission_denied", "the trajectory has ended")
+        if len(self.conversations.turns) >= self._limits.max_turns or self.attempt >= MAX_ATTEMPTS - 1:
+            reason = f"the trajectory has had its {self._limits.max_turns} turns (agent.max_turns)"
+            self._note(EndedBy.TURN_LIMIT, reason)
+            raise RefusedRequest(403, "permission_denied", reason)
+
+    def _context(
+        self, messages: Sequence[ChatMessage], tools: str
+    ) -> tuple[PolicyTurn | None, np.ndarray, np.ndarray]:
+        """Return the turn that a request continues, the tokens after it, and all tokens: [T] int32."""
+        parent, new = self.conversations.find(messages, tools)
+        if parent is not None:
+            try:
+                before = self.templates.after(parent, new, tools)
+                return parent, before, np.concatenate([parent.context(), before])
+            except ConfigError:
+                pass  # the template cannot continue like this: a new conversation
+        try:
+            before = self.templates.opening(messages, tools)
+        except ConfigError as error:
+            raise RefusedRequest(400, "invalid_request_error", str(error), "messages") from error
+        return None, before, before
+
+    async def _generate(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: str,
+        parent: PolicyTurn | None,
+        before: np.ndarray,
+        context: np.ndarray,
+        budget: int,
+    ) -> Reply:
+        request = dataclasses.replace(
+            self._request,
+            prompt_tokens=context,
+            max_tokens=budget,
+            attempt=self.attempt,
+            seed=seed_of_request(self._run_seed, self._request.request_id, self.attempt),
+            urgent=True,
+        )
+        self._on_wait(True)
+        try:
+            completion = await self._policy.generate(request)
+        finally:
+            self._on_wait(False)
+        if completion.status in (Status.FAILED, Status.ABORTED) or not completion.segments:
+            reason = f"generation {completion.status.value}"
+            self._note(EndedBy.ENGINE_LOST, reason)
+            raise RefusedRequest(503, "server_error", reason)
+        require_same_context(context, completion)
+        self.attempt = completion.segments[-1].attempt + 1
+        text = as_thought(completion.text) if self.templates.opens_thought(context) else completion.text
+        message, thought = self.templates.reply(text, tools)
+        message = dataclasses.replace(message, calls=tuple(self._with_ids(message.calls)))
+        observed = messages[-_num_new(messages) :] if parent is not None else ()
+        turn = self.conversations.add(
+            parent,
+            before,
+            completion,
+            history=messages,
+            reply=message,
+            tools=tools,
+            text=text,
+            observation="\n".join(one.text for one in observed),
+        )
+        return Reply(message, thought, turn, len(context), completion.status is Status.TRUNCATED)
+
+    def _with_ids(self, calls: Sequence[CallOfTool]) -> Iterator[CallOfTool]:
+        """Give calls ids where the policy wrote none."""
+        for number, call in enumerate(calls):
+            call_id = f"call_{len(self.conversations.turns)}_{number}"
+            yield call if call.id else dataclasses.replace(call, id=call_id)
+
+    def _note(self, ended_by: EndedBy, reason: str) -> None:
+        """Keep the first limit or failure; a failure of ours replaces a limit."""
+        if self.ended_by is None or ended_by.is_infrastructure_failure:
+            self.ended_by, self.reason = ended_by, reason
+
+
+def _num_new(messages: Sequence[ChatMessage]) -> int:
+    """Return the number of messages after the last one of the assistant."""
+    return next(n for n, message in enumerate(reversed(messages)) if message.role == "assistant")
