@@ -168,13 +168,15 @@ class Sample:
     transcript: Transcript | None = None
     """Turns of the episode, if an environment is involved."""
     branches: tuple[Sample, ...] = ()
-    """Further token sequences of the same trajectory, without verdict and branches: conversations that do not
-    continue this one, as after a compaction of the history or of a sub-agent."""
+    """Earlier token sequences of the same trajectory, oldest first, without verdict and branches.
+
+    They are conversations that this one does not continue: before a compaction of the history, or a
+    sub-agent's."""
 
     @property
     def sequences(self) -> tuple[Sample, ...]:
-        """All token sequences of the trajectory, this one first."""
-        return (self, *self.branches)
+        """All token sequences of the trajectory in order of time; this one is the last."""
+        return (*self.branches, self)
 
     @property
     def sample_id(self) -> str:

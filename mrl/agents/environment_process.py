@@ -99,6 +99,8 @@ class _Guest:
         self._seed(seed)
         model = Model(url, key)
         os.environ.update(model.variables())
+        for name in ("NO_PROXY", "no_proxy"):
+            os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
         self._environment = self._make()
         result = self._awaited(self._environment.run(task, seed, model))
         if result is None or isinstance(result, numbers.Real):

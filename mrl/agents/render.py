@@ -36,6 +36,10 @@ _PROBE = ' \n"mrl\\probe"\tü\n '
 _CALLED = "tool"
 """Name of a tool that does not exist."""
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_CUT = "\ue0f3"
+"""Character of private use that no token spans."""
+_MOST_PROBED = 16
+"""Most messages of an opening of which each is probed."""
 _FRAMES = 4096
 """Most frames to keep; a template that shows ids has one per id."""
 
@@ -101,8 +105,6 @@ class TurnRenderer:
             )
         self._tokenizer = tokenizer
         self._system = system or ""
-        in_template = list(tools) if tools and system is None else None
-        self._arguments = {**(chat_template_kwargs or {}), "tools": in_template}
         added = {
             number: str(token)
             for number, token in tokenizer.added_tokens_decoder.items()
@@ -111,6 +113,8 @@ class TurnRenderer:
         self._added_ids = set(added)
         names = sorted(added.values(), key=len, reverse=True)
         self._is_added = re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
+        in_template = self._protected(list(tools)) if tools and system is None else None
+        self._arguments = {**(chat_template_kwargs or {}), "tools": in_template}
         self._ending = self._ending_of_a_turn()
         self._names = [str(tool.get("function", tool).get("name", "")) for tool in tools or ()]
         self._frames: dict[tuple[str, tuple[tuple[str, str], ...]], _Frame] = {}
@@ -158,34 +162,49 @@ class TurnRenderer:
         """Return the prompt of an environment's messages, up to the policy's turn: [n] int32."""
 
         messages = with_system(messages, self._system)
+        shown = [self._protected({**message, "content": ""}) for message in messages]
 
         def rendered(texts: Sequence[str]) -> str:
-            filled = [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
+            filled = [{**message, "content": text} for message, text in zip(shown, texts, strict=True)]
             return self._rendered(filled, opens=True)
 
         roles = tuple(message["role"] for message in messages)
         ids, *suffixes = self._cut(rendered([_SLOT.format(n) for n in range(len(messages))]), len(messages))
         if roles not in self._openings:
-            self._openings[roles] = [
-                self._spelling(rendered(["x"] * n + [_PROBE] + ["x"] * (len(roles) - n - 1)), role)
-                for n, role in enumerate(roles)
-            ]
+            if len(self._openings) >= _FRAMES:
+                self._openings.clear()
+
+            def spelling(n: int) -> Callable[[str], str]:
+                return self._spelling(rendered(["x"] * n + [_PROBE] + ["x"] * (len(roles) - n - 1)), roles[n])
+
+            if len(roles) <= _MOST_PROBED:
+                self._openings[roles] = [spelling(n) for n in range(len(roles))]
+            else:
+                self._openings[roles] = _by_role(roles, spelling)
         for message, spell, tokens in zip(messages, self._openings[roles], suffixes, strict=True):
             ids = ids + self.plain(spell(message["content"])) + tokens
         return np.asarray(ids, np.int32)
 
     def whole(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Return the prompt of messages that the template does not show one by one (calls without text, turns
-        that it joins): [n] int32.
+        that it joins): [n] int32. Raise ConfigError if the template refuses them."""
+        shown = self._protected(list(with_system(messages, self._system)))
+        return np.asarray(self._encode(self._rendered(shown, opens=True)), np.int32)
 
-        Raises:
-            ConfigError: The template refuses them, or one contains the text of an added token, which would be
-                encoded as that token."""
-        if named := self._is_added.search("".join(str(message) for message in messages)):
-            raise ConfigError(f"a message contains the text of the token {named.group()!r}")
-        return np.asarray(
-            self._encode(self._rendered(list(with_system(messages, self._system)), opens=True)), np.int32
-        )
+    def _protected(self, value: Any) -> Any:
+        """Return JSON values whose texts have a cut in each added token's text, for `_encode`."""
+        if isinstance(value, str):
+            return self._cut_marks(value.replace(_CUT, "\N{REPLACEMENT CHARACTER}"))
+        if isinstance(value, Mapping):
+            return {self._protected(key): self._protected(inner) for key, inner in value.items()}
+        return [self._protected(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    def _cut_marks(self, text: str) -> str:
+        while (mark := next(filter(None, map(self._is_added.search, text.split(_CUT))), None)) is not None:
+            if len(mark.group()) == 1:
+                raise ConfigError(f"a text contains the token {mark.group()!r}")
+            text = text.replace(mark.group(), mark.group()[0] + _CUT + mark.group()[1:])
+        return text
 
     def opens_thought(self, tokens: np.ndarray) -> bool:
         """Return True if the [n] tokens before a turn end in a thought that they opened."""
@@ -200,7 +219,7 @@ class TurnRenderer:
 
     def plain(self, text: str) -> list[int]:
         """Encode a text without added tokens: an added token's own text is cut after its first character."""
-        ids = self._encode(text)
+        ids = self._ids(text)
         if self._added_ids.isdisjoint(ids):
             return ids
         cuts = [0, *(match.start() + 1 for match in self._is_added.finditer(text)), len(text)]
@@ -209,7 +228,7 @@ class TurnRenderer:
         if self._added_ids.isdisjoint(ids):
             return ids
         # They overlap, or one is a single character: encode letter by letter, and drop added tokens.
-        return [i for letter in text for i in self._encode(letter) if i not in self._added_ids]
+        return [i for letter in text for i in self._ids(letter) if i not in self._added_ids]
 
     # -- the template ----------------------------------------------------------------------------------------
 
@@ -361,8 +380,27 @@ class TurnRenderer:
 
     # -- tokens ----------------------------------------------------------------------------------------------
 
-    def _encode(self, text: str) -> list[int]:
+    def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _encode(self, text: str) -> list[int]:
+        """Encode a text of the template; no token spans a cut of `_protected`."""
+        parts = text.split(_CUT)
+        return [i for ids in self._tokenizer(parts, add_special_tokens=False)["input_ids"] for i in ids]
+
+
+def _by_role(
+    roles: Sequence[str], spelling: Callable[[int], Callable[[str], str]]
+) -> list[Callable[[str], str]]:
+    """Return what the template makes of each message's text, by each role's first and last message.
+
+    Raise ConfigError if these differ."""
+    last = {role: n for n, role in enumerate(roles)}
+    first = {role: roles.index(role) for role in last}
+    of_role = {role: spelling(n) for role, n in first.items()}
+    if any(spelling(n) is not of_role[role] for role, n in last.items() if n != first[role]):
+        raise ConfigError("the chat template treats messages of one role differently")
+    return [of_role[role] for role in roles]
 
 
 def _call(call_id: str, name: str) -> dict[str, Any]:

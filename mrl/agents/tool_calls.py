@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jsonschema
+import referencing
 from jsonschema.validators import extend
 
 from mrl.data.row_files import named_once
@@ -192,9 +193,12 @@ def _wrong(name: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> st
     if not isinstance(arguments, dict):
         return f"the arguments of {name} must be an object, not {type(arguments).__name__}"
     try:
-        error = next(iter(_Validator(dict(schema)).iter_errors(arguments)), None)
+        validator = _Validator(dict(schema), registry=referencing.Registry())  # which fetches nothing
+        error = next(iter(validator.iter_errors(arguments)), None)
     except RecursionError:
         return f"the arguments of {name} are nested too deeply"
+    except Exception as broken:  # the schema may be a program's, and is checked only for its form
+        return f"the schema of {name} cannot be applied: {str(broken)[:_SHOWN]}"
     if error is None:
         return ""
     where = "/".join(map(str, error.absolute_path))

@@ -118,8 +118,8 @@ def _token_rewards(samples: Sequence[Sample]) -> np.ndarray | None:
                 f"sample {sample.sample_id}: {len(response)} token_values "
                 f"for {len(sample.response_tokens)} tokens"
             )
-        pieces += [np.full(len(sample.prompt_tokens), np.nan), response]
         pieces += [np.full(len(b.prompt_tokens) + len(b.response_tokens), np.nan) for b in sample.branches]
+        pieces += [np.full(len(sample.prompt_tokens), np.nan), response]
     return np.concatenate(pieces)
 
 

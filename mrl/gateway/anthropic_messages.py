@@ -127,6 +127,8 @@ def _tool(tool: Any) -> Mapping[str, Any]:
         or tool.get("type", "custom") != "custom"
     ):
         raise malformed("tools", 'a tool must be {"name", "description", "input_schema"}')
+    if not isinstance(tool.get("input_schema") or {}, dict):
+        raise malformed("tools", "the input_schema of a tool must be a JSON schema, an object")
     schema = {
         "name": tool["name"],
         "description": tool.get("description"),
@@ -139,7 +141,7 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if reply.thought:
         blocks.append({"type": "thinking", "thinking": reply.thought, "signature": ""})
-    if reply.message.text:
+    if reply.message.text or not reply.message.calls:
         blocks.append({"type": "text", "text": reply.message.text, "citations": None})
     return blocks + [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}

@@ -138,15 +138,14 @@ class Conversations:
         return turn
 
     def sample(self, prompt: Prompt, number: int, status: Status, transcript: Transcript) -> Sample:
-        """Return the trajectory's sample: its sequences are the conversations, that of the last turn first.
+        """Return the trajectory's sample: its sequences are the conversations, by their last turns.
 
         Each turn is trained in the first sequence that has it. `transcript`: without turns.
         """
         parents = {id(turn.parent) for turn in self.turns}
-        ends = [turn for turn in reversed(self.turns) if id(turn) not in parents]
-        paths = [end.path() for end in ends] or [[]]
+        paths = [turn.path() for turn in self.turns if id(turn) not in parents] or [[]]
         trained = set[int]()
-        main, *branches = (_sequence(prompt, number, status, path, trained) for path in paths)
+        *branches, main = (_sequence(prompt, number, status, path, trained) for path in paths)
         transcript = dataclasses.replace(transcript, turns=_turns_of(main))
         return dataclasses.replace(main, transcript=transcript, branches=tuple(branches))
 
@@ -160,7 +159,7 @@ def _digests(messages: Sequence[ChatMessage], tools: str) -> list[bytes]:
 
 
 def _digest(before: bytes, message: ChatMessage) -> bytes:
-    return hashlib.blake2b(before + message.key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(before + message.key.encode(), digest_size=16).digest()
 
 
 def _sequence(

@@ -69,11 +69,13 @@ def chat_body(
     reply: Reply, request: ChatRequest, name: str, token_text: Callable[[int], str]
 ) -> dict[str, Any]:
     """Return the answer's body. `token_text`: text of a token, for log-probs."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.message.text or None, "refusal": None}
+    text, calls = reply.message.text, reply.message.calls
+    content = text if text or not calls else None
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reply.thought:
         message["reasoning_content"] = reply.thought
-    if reply.message.calls:
-        message["tool_calls"] = [_call(call) for call in reply.message.calls]
+    if calls:
+        message["tool_calls"] = [_call(call) for call in calls]
     logprobs = _logprobs(reply, token_text) if request.with_logprobs else None
     choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": _finish(reply)}
     return _head(name, request, "chat.completion") | {"choices": [choice], "usage": _usage(reply)}
@@ -137,6 +139,8 @@ def read_tool(tool: Any) -> Mapping[str, Any]:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise malformed("tools", 'a tool must be {"type": "function", "function": {"name", ...}}')
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise malformed("tools", "the parameters of a tool must be a JSON schema, an object")
     known = {key: function[key] for key in ("name", "description", "parameters") if function.get(key)}
     return {"type": "function", "function": known}
 

@@ -155,8 +155,9 @@ class Gateway:
         try:
             reply = waiting.result()
         except RefusedRequest as error:
-            text = json.dumps(api.error(error))
-            yield f"event: error\ndata: {text}\n\n" if chat.stream else text
+            if not chat.stream:
+                raise  # breaks the connection: the client asks again and gets the refusal as such
+            yield f"event: error\ndata: {json.dumps(api.error(error))}\n\n"
             return
         self.num_turns += 1
         if chat.stream:
@@ -237,7 +238,7 @@ def _read(api: _Api, data: bytes) -> ChatRequest:
     """Read a request. Raise RefusedRequest if it is not JSON or has values of wrong types."""
     try:
         body = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise malformed("", f"the body is not JSON: {error}") from error
     try:
         return api.read(body)

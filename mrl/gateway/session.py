@@ -7,7 +7,9 @@ other, so that each has its own seed; a repeated request gets the turn that it a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,11 @@ from mrl.rollout.engine_pool import Policy
 from mrl.rollout.request import GenerationRequest, require_same_context
 from mrl.rollout.seeds import MAX_ATTEMPTS, seed_of_request
 from mrl.samples import Status
+
+log = logging.getLogger(__name__)
+
+_PASSING = (EndedBy.CONTEXT_LIMIT, EndedBy.TOKEN_LIMIT)
+"""Limits that a program has dealt with if a later turn is whole."""
 
 
 class RefusedRequest(MrlError, RuntimeError):
@@ -77,6 +84,7 @@ class ModelSession:
         self.reason = ""
         self.failure: Exception | None = None
         """Error that ends the run."""
+        self.failed = asyncio.Event()
         self._is_closed = False
 
     async def answer(
@@ -118,31 +126,38 @@ class ModelSession:
         return len(self._context(messages, identity_of(tools))[2])
 
     async def close(self) -> None:
-        """Refuse further requests, and wait for the turn that is being generated."""
+        """Refuse further requests, and give up the turn that is being generated."""
         self._is_closed = True
+        for task in self._repeatable.values():
+            task.cancel()
         async with self._lock:
             pass
 
     async def _answer(self, messages: Sequence[ChatMessage], tools: str, max_tokens: int | None) -> Reply:
+        if self._lock.locked():  # what is refused is refused at once
+            self._budget(self._context(messages, tools)[2])
         async with self._lock:
             self._require_open()
             parent, before, context = self._context(messages, tools)
-            budget = min(self._limits.max_turn_tokens, self._limits.max_context - len(context))
-            if budget < 1:
-                longest = self._limits.max_context  # clients look for these words
-                reason = f"maximum context length is {longest} tokens, but the request has {len(context)}"
-                self._note(EndedBy.CONTEXT_LIMIT, reason)
-                raise RefusedRequest(400, "context_length_exceeded", reason)
-            budget = min(budget, max_tokens or budget)
+            limit = self._budget(context)
+            budget = min(limit, max_tokens or limit)
             try:
-                return await self._generate(messages, tools, parent, before, context, budget)
+                reply = await self._generate(messages, tools, parent, before, context, budget)
             except RefusedRequest:
                 raise
             except Exception as error:
                 self.failure = error
+                self.failed.set()
                 raise RefusedRequest(503, "server_error", "the run has failed") from error
+            if reply.is_cut and budget == limit:
+                self._note(EndedBy.TOKEN_LIMIT, f"a turn reached its limit of {limit} tokens")
+            elif self.ended_by in _PASSING:
+                self.ended_by, self.reason = None, ""  # the program has found a way
+            return reply
 
     def _require_open(self) -> None:
+        if self.failure is not None:
+            raise RefusedRequest(503, "server_error", "the run has failed")
         if self._is_closed:
             raise RefusedRequest(403, "permission_denied", "the trajectory has ended")
         if len(self.conversations.turns) >= self._limits.max_turns or self.attempt >= MAX_ATTEMPTS - 1:
@@ -150,21 +165,38 @@ class ModelSession:
             self._note(EndedBy.TURN_LIMIT, reason)
             raise RefusedRequest(403, "permission_denied", reason)
 
+    def _budget(self, context: np.ndarray) -> int:
+        """Return the most tokens that a turn after a context may have."""
+        longest = self._limits.max_context
+        budget = min(self._limits.max_turn_tokens, longest - len(context))
+        if budget < 1:
+            # clients look for these words
+            reason = f"maximum context length is {longest} tokens, but the request has {len(context)}"
+            self._note(EndedBy.CONTEXT_LIMIT, reason)
+            raise RefusedRequest(400, "context_length_exceeded", reason)
+        return budget
+
     def _context(
         self, messages: Sequence[ChatMessage], tools: str
     ) -> tuple[PolicyTurn | None, np.ndarray, np.ndarray]:
         """Return the turn that a request continues, the tokens after it, and all tokens: [T] int32."""
-        parent, new = self.conversations.find(messages, tools)
-        if parent is not None:
-            try:
-                before = self.templates.after(parent, new, tools)
-                return parent, before, np.concatenate([parent.context(), before])
-            except ConfigError:
-                pass  # the template cannot continue like this: a new conversation
         try:
-            before = self.templates.opening(messages, tools)
+            self.templates.check_tools(tools)
         except ConfigError as error:
+            raise RefusedRequest(400, "invalid_request_error", str(error), "tools") from error
+        try:
+            parent, new = self.conversations.find(messages, tools)
+            if parent is not None:
+                with contextlib.suppress(ConfigError):  # else a new conversation
+                    before = self.templates.after(parent, new, tools)
+                    return parent, before, np.concatenate([parent.context(), before])
+            before = self.templates.opening(messages, tools)
+        except (ConfigError, UnicodeError) as error:
             raise RefusedRequest(400, "invalid_request_error", str(error), "messages") from error
+        except Exception as error:
+            log.exception("the gateway could not render a request of sample %s", self.name)
+            self._note(EndedBy.ENGINE_LOST, f"the gateway failed: {error!r:.200}")
+            raise RefusedRequest(503, "server_error", "the gateway failed") from error
         return None, before, before
 
     async def _generate(
@@ -189,6 +221,8 @@ class ModelSession:
             completion = await self._policy.generate(request)
         finally:
             self._on_wait(False)
+        if self._is_closed:
+            raise RefusedRequest(403, "permission_denied", "the trajectory has ended")
         if completion.status in (Status.FAILED, Status.ABORTED) or not completion.segments:
             reason = f"generation {completion.status.value}"
             self._note(EndedBy.ENGINE_LOST, reason)
@@ -218,8 +252,8 @@ class ModelSession:
             yield call if call.id else dataclasses.replace(call, id=call_id)
 
     def _note(self, ended_by: EndedBy, reason: str) -> None:
-        """Keep the first limit or failure; a failure of ours replaces a limit."""
-        if self.ended_by is None or ended_by.is_infrastructure_failure:
+        """Keep a failure of ours, else the last turn, else the newest limit."""
+        if self.ended_by in (None, *_PASSING) or ended_by.is_infrastructure_failure:
             self.ended_by, self.reason = ended_by, reason
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import jsonschema
 import numpy as np
 
 from mrl.agents.render import Observation, TurnRenderer
@@ -45,6 +46,10 @@ class Templates:
         self._kwargs = chat_template_kwargs
         self._renderers: collections.OrderedDict[str, TurnRenderer] = collections.OrderedDict()
         TurnRenderer(tokenizer, roles=("user",), chat_template_kwargs=chat_template_kwargs)
+
+    def check_tools(self, tools: str) -> None:
+        """Raise ConfigError if a request's tools are no schemas, or the template does not show them."""
+        self._renderer(tools)
 
     def opening(self, messages: Sequence[ChatMessage], tools: str) -> np.ndarray:
         """Return the tokens of a conversation's messages up to the policy's turn: [n] int32.
@@ -94,13 +99,20 @@ class Templates:
     def _renderer(self, tools: str) -> TurnRenderer:
         if tools not in self._renderers:
             schemas = json.loads(tools) if tools else []
-            self._renderers[tools] = TurnRenderer(
+            _check_schemas(schemas)
+            renderer = TurnRenderer(
                 self.tokenizer,
                 tools=schemas if self._show == "template" else None,
                 system=tools_prompt(schemas, self._format) if self._show == "system" else None,
                 roles=(),
                 chat_template_kwargs=self._kwargs,
             )
+            if hidden := renderer.hidden_tools():
+                raise ConfigError(
+                    f"the chat template does not show tools ({', '.join(hidden)}); set "
+                    "agent.show_tools=system, or =none if prompts describe them"
+                )
+            self._renderers[tools] = renderer
             if len(self._renderers) > _KEPT:
                 self._renderers.popitem(last=False)
         self._renderers.move_to_end(tools)
@@ -110,6 +122,17 @@ class Templates:
 def identity_of(tools: Sequence[Mapping[str, Any]]) -> str:
     """Return a request's tools as JSON; empty without any."""
     return json.dumps(list(tools), sort_keys=True) if tools else ""
+
+
+def _check_schemas(tools: Sequence[Mapping[str, Any]]) -> None:
+    for tool in tools:
+        name, schema = tool["function"]["name"], tool["function"].get("parameters") or {}
+        try:
+            jsonschema.Draft202012Validator.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise ConfigError(
+                f"the parameters of {name} are no JSON schema: {error.message[:200]}"
+            ) from error
 
 
 def _schemas(tools: str) -> dict[str, Mapping[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mrl.samples import Sample
+from mrl.samples import Sample, Turn
 
 
 def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -16,8 +16,8 @@ def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     if not episodes:
         return {}
     ends = collections.Counter(episode.ended_by for episode in episodes)
-    conversations = [part.transcript for s in samples for part in s.sequences if part.transcript is not None]
-    turns = [turn for conversation in conversations for turn in conversation.turns]
+    conversations = [part for s in samples for part in s.sequences if part.transcript is not None]
+    turns = [turn for part in conversations for turn in _own_turns(part)]
     return {
         "agent/episodes": float(len(episodes)),
         "agent/conversations": len(conversations) / len(episodes),
@@ -27,3 +27,9 @@ def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         "agent/restarted": float(sum(episode.restarts for episode in episodes)),
         **{f"agent/ended_by/{name}": float(count) for name, count in sorted(ends.items())},
     }
+
+
+def _own_turns(sequence: Sample) -> list[Turn]:
+    """Return the turns that are trained in this sequence; an earlier one has those that it shares."""
+    turns = sequence.transcript.turns if sequence.transcript is not None else ()
+    return [turn for turn in turns if sequence.loss_mask[turn.start]]

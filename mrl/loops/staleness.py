@@ -47,7 +47,9 @@ def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]
     tokens = max(1, total.total())
     metrics = {
         "policy/staleness_mean": sum(age * count for age, count in total.items()) / tokens,
-        "stream/segments_per_sample": float(np.mean([len(s.segments) for s in samples])),
+        "stream/segments_per_sample": float(
+            np.mean([sum(len(part.segments) for part in s.sequences) for s in samples])
+        ),
     }
     return metrics | {
         f"policy/staleness_frac/{age}": count / tokens for age, count in sorted(total.items()) if count

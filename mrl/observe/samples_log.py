@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mrl.observe.metrics_log import append_lines
 from mrl.observe.token_values import TokenValues
 from mrl.samples import Group, Sample
@@ -78,8 +80,14 @@ def write_named(path: Path, step: int, groups: Sequence[Group], names: Sequence[
                 if sample.sample_id in requested:
                     row = row_of(step, "bad", group, sample) | {"why": reason}
                     row["reward"] = str(row["reward"])  # JSON has no NaN
-                    row["tokens"] = [*sample.prompt_tokens.tolist(), *sample.response_tokens.tolist()]
+                    row["tokens"] = _tokens(sample)
+                    if sample.branches:
+                        row["branch_tokens"] = [_tokens(branch) for branch in sample.branches]
                     file.write(json.dumps(row) + "\n")
+
+
+def _tokens(sample: Sample) -> list[int]:
+    return [*sample.prompt_tokens.tolist(), *sample.response_tokens.tolist()]
 
 
 def _extremes(samples: Sequence[Sample]) -> list[Sample]:
@@ -139,7 +147,7 @@ def _episode(sample: Sample) -> dict[str, object]:
 
 def _span(sample: Sample) -> list[int] | None:
     """Return the smallest and largest version of the policy's tokens; None if there are none."""
-    versions = sample.policy_versions[sample.loss_mask]
+    versions = np.concatenate([part.policy_versions[part.loss_mask] for part in sample.sequences])
     return [int(versions.min()), int(versions.max())] if len(versions) else None
 
 

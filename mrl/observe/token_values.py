@@ -20,10 +20,8 @@ class TokenValues:
 
     def __init__(self, batch: TrainBatch, pieces: Pieces) -> None:
         self._batch, self._pieces = batch, pieces
-        self._places: dict[str, int] = {}
-        """Segment of each sample's response; branches come after it."""
-        for place, name in enumerate(batch.sample_ids):
-            self._places.setdefault(name, place)
+        self._places = {name: place for place, name in enumerate(batch.sample_ids)}
+        """Segment of each sample's response, which comes after those of its branches."""
 
     def values(self, sample: Sample) -> dict[str, Any]:
         """Return JSON values of the response's T tokens: `text` is a list of T; the others are lists, or one

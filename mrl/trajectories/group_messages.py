@@ -55,12 +55,12 @@ class SampleFields(msgspec.Struct, array_like=True):
     verdict: VerdictFields | None
     transcript: Any
     """Fields of a Transcript."""
-    num_branches: int
-    """Number of branches, which follow it in the list."""
+    is_branch: bool
+    """It is a branch of the next sample of the list."""
 
 
 class GroupFields(msgspec.Struct, array_like=True):
-    """Samples of one prompt, each followed by its branches."""
+    """Samples of one prompt, each after its branches."""
 
     samples: list[SampleFields]
     tokens: bytes
@@ -120,7 +120,11 @@ def group_fields(prompt: Prompt, samples: Sequence[Sample]) -> GroupFields:
     """Return the message of a prompt's samples, which have no routes."""
     sequences = [sequence for sample in samples for sequence in sample.sequences]
     return GroupFields(
-        [_fields(sequence, prompt) for sequence in sequences],
+        [
+            _fields(sequence, prompt, is_branch=sequence is not sample)
+            for sample in samples
+            for sequence in sample.sequences
+        ],
         b"".join(np.ascontiguousarray(s.response_tokens, _INT).data for s in sequences),
         b"".join(np.ascontiguousarray(s.rollout_logprobs, _FLOAT).data for s in sequences),
     )
@@ -164,18 +168,16 @@ def _without_routes(sample: Sample) -> Sample:
 
 def _with_branches(items: Sequence[SampleFields], sequences: list[Sample]) -> Iterator[Sample]:
     """Return the samples of decoded sequences, with their branches."""
-    position = 0
-    while position < len(sequences):
-        sample, first = sequences[position], position + 1
-        position = first + items[position].num_branches
-        yield (
-            dataclasses.replace(sample, branches=tuple(sequences[first:position]))
-            if position > first
-            else sample
-        )
+    branches = list[Sample]()
+    for item, sequence in zip(items, sequences, strict=True):
+        if item.is_branch:
+            branches.append(sequence)
+            continue
+        yield dataclasses.replace(sequence, branches=tuple(branches)) if branches else sequence
+        branches.clear()
 
 
-def _fields(sample: Sample, prompt: Prompt) -> SampleFields:
+def _fields(sample: Sample, prompt: Prompt, *, is_branch: bool) -> SampleFields:
     assert sample.routes is None, "routes do not pass through workers"
     mask, versions = _follow(sample.segments, len(sample.response_tokens))
     prompt_tokens, verdict, transcript = sample.prompt_tokens, sample.verdict, sample.transcript
@@ -193,7 +195,7 @@ def _fields(sample: Sample, prompt: Prompt) -> SampleFields:
         else np.ascontiguousarray(sample.policy_versions, _INT).tobytes(),
         None if verdict is None else _verdict_fields(verdict),
         None if transcript is None else dataclasses.asdict(transcript),
-        len(sample.branches),
+        is_branch,
     )
 
 

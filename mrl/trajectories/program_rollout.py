@@ -6,11 +6,12 @@ program, at most `rules.retries` times; then the trajectory has no reward. A res
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import Any
 
-from mrl.agents.answer import EnvironmentResult
-from mrl.agents.environment_client import EnvironmentClient
+from mrl.agents.answer import EnvironmentFault, EnvironmentResult
+from mrl.agents.environment_client import EnvironmentClient, OpenEnvironment
 from mrl.agents.episode import EndedBy, Limits
 from mrl.gateway.server import Gateway
 from mrl.gateway.session import ModelSession
@@ -20,6 +21,9 @@ from mrl.rollout.request import GenerationRequest
 from mrl.rollout.seeds import request_id, seed_of_request
 from mrl.samples import Prompt, Sample, Transcript
 from mrl.trajectories.trajectory import ENGINE, ENVIRONMENT, IN_LINE, Trajectory
+
+_OWN_FAULTS = (EnvironmentFault.RAISED, EnvironmentFault.EXITED)
+"""How a program fails that does not expect a refusal, or a turn that is cut."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,9 +77,7 @@ async def program_rollout(
             ) as environment,
         ):
             trajectory.waits_for = ENVIRONMENT
-            answer = await environment.opening()
-        if session.failure is not None:
-            raise session.failure
+            answer = await _result(environment, session)
         attempt = session.attempt
         ended_by, reason = _end(session, answer)
         if not ended_by.is_infrastructure_failure or trajectory.faults >= rules.retries:
@@ -92,17 +94,32 @@ def _task_of(prompt: Prompt) -> dict[str, Any]:
     return {"prompt": messages or prompt.text, **prompt.metadata}
 
 
+async def _result(environment: OpenEnvironment, session: ModelSession) -> EnvironmentResult:
+    """Return a program's result. Raise the error that ends the run as soon as the session has it."""
+    result, failed = (
+        asyncio.ensure_future(environment.opening()),
+        asyncio.ensure_future(session.failed.wait()),
+    )
+    try:
+        await asyncio.wait([result, failed], return_when=asyncio.FIRST_COMPLETED)
+        if session.failure is not None:
+            raise session.failure
+        return result.result()
+    finally:
+        result.cancel()
+        failed.cancel()
+
+
 def _end(session: ModelSession, answer: EnvironmentResult) -> tuple[EndedBy, str]:
     """Return how the trajectory ended, and why.
 
-    A program that fails after the policy met a limit has failed because of it. One that goes on after its
-    context was full (with a shorter history) has not."""
-    limit, has_failed = session.ended_by, answer.fault is not None
-    if limit is not None and limit.is_infrastructure_failure:
-        return limit, session.reason
-    if limit is EndedBy.TURN_LIMIT or (limit is not None and has_failed):
-        return limit, session.reason
-    if has_failed:
+    A program that raises or exits after the policy met a limit has failed because of it. One that goes on
+    with a whole turn has dealt with it."""
+    if session.ended_by is not None and (
+        session.ended_by.is_infrastructure_failure or answer.fault in (None, *_OWN_FAULTS)
+    ):
+        return session.ended_by, session.reason
+    if answer.fault is not None:
         assert answer.ended_by is not None, "a fault ends the episode"
         return answer.ended_by, answer.reason
     if not session.conversations.turns:
@@ -111,12 +128,12 @@ def _end(session: ModelSession, answer: EnvironmentResult) -> tuple[EndedBy, str
 
 
 def _rewarded(sample: Sample, answer: EnvironmentResult) -> Sample:
-    """Return the sample with the program's reward and time on its last turn."""
+    """Return the sample with the program's reward on its last turn."""
     transcript = sample.transcript
     assert transcript is not None, "every conversation has one"
     if not transcript.turns:
         return sample
-    last = dataclasses.replace(transcript.turns[-1], reward=answer.reward, seconds=answer.seconds)
+    last = dataclasses.replace(transcript.turns[-1], reward=answer.reward)
     return dataclasses.replace(
         sample, transcript=dataclasses.replace(transcript, turns=(*transcript.turns[:-1], last))
     )

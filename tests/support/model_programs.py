@@ -109,6 +109,18 @@ class Worker:
         ask(model, user("a summary"))
         return 0.25
 
+    def rambles(self, task: dict[str, Any], model: Model) -> float:
+        """Expects a number in a turn that is cut."""
+        return float(ask(model, user("ramble")))
+
+    def fills_and_loses_a_service(self, task: dict[str, Any], model: Model) -> float:
+        """A failure of ours after a full context."""
+        try:
+            ask(model, user("long " * 2000))
+        except urllib.error.HTTPError:
+            raise Unreachable("a service") from None
+        return 0.0
+
     def judged(self, task: dict[str, Any], model: Model) -> None:
         """No reward of its own."""
         ask(model, user("one"))

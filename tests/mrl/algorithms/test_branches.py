@@ -30,8 +30,10 @@ PROMPTS = [Prompt(n, np.array([1, 2], np.int32), "?", None) for n in range(2)]
 
 
 def branched(prompt: int, index: int, value: float | None) -> Sample:
-    """Return a sample of three sequences with 3, 2 and 4 policy tokens of the versions 5, 6 and 7."""
-    main, *branches = (
+    """Return a sample of three sequences with 3, 2 and 4 policy tokens of the versions 5, 6 and 7.
+
+    The last one has a reward on its last token, as programs have it."""
+    *branches, main = (
         make_sample(
             prompt,
             index,
@@ -42,27 +44,37 @@ def branched(prompt: int, index: int, value: float | None) -> Sample:
         )
         for number, length in enumerate((3, 2, 4))
     )
-    return dataclasses.replace(main, branches=tuple(branches), verdict=verdict_of(value))
+    rewards = None if value is None else np.array([np.nan] * 3 + [value], np.float32)
+    verdict = verdict_of(value, token_values=rewards, is_return=value is not None)
+    return dataclasses.replace(main, branches=tuple(branches), verdict=verdict)
 
 
 def joined(sample: Sample) -> Sample:
-    """Return the sample's sequences as one, with the branches' prompts as tokens of an environment."""
-    parts = [(s.prompt_tokens, s) for s in sample.branches]
+    """Return the sample's sequences as one, with the later ones' prompts as tokens of an environment."""
+    first, *later = sample.sequences
 
     def along(name: str, nothing: object, dtype: type) -> np.ndarray:
-        pieces = [getattr(sample, name)]
-        for prompt, sequence in parts:
+        pieces = [getattr(first, name)]
+        for sequence in later:
+            prompt = sequence.prompt_tokens
             pieces += [prompt if name == "response_tokens" else np.full(len(prompt), nothing)]
             pieces += [getattr(sequence, name)]
         return np.concatenate(pieces).astype(dtype)
 
+    mask, verdict = along("loss_mask", False, np.bool_), sample.verdict
+    if later and verdict is not None and verdict.token_values is not None:
+        padded = np.full(len(mask), np.nan, np.float32)
+        padded[-len(verdict.token_values) :] = verdict.token_values
+        verdict = dataclasses.replace(verdict, token_values=padded)
     return dataclasses.replace(
         sample,
+        prompt_tokens=first.prompt_tokens,
         response_tokens=along("response_tokens", 0, np.int32),
-        loss_mask=along("loss_mask", False, np.bool_),
+        loss_mask=mask,
         rollout_logprobs=along("rollout_logprobs", 0.0, np.float32),
         policy_versions=along("policy_versions", -1, np.int32),
         branches=(),
+        verdict=verdict,
     )
 
 
@@ -108,6 +120,19 @@ def test_estimators_see_one_sample(config: dict) -> None:
     assert np.array_equal(batch.loss_mask, whole.loss_mask)
     for array in ("advantages", *(["returns"] if "returns" in whole.arrays else [])):
         assert np.array_equal(batch.arrays[array], whole.arrays[array])
+
+
+@pytest.mark.parametrize("name", ["gae", "reinforce_pp", "rloo_process", "grpo_process"])
+def test_earlier_conversations_share_the_last_ones_reward(name: str) -> None:
+    """The reward comes after all of them: a better sample's first conversation has the higher advantage."""
+    made = [Group(PROMPTS[0], tuple(branched(0, k, value) for k, value in enumerate((1.0, 0.0))))]
+    batch = pack(made)
+    nothing = np.zeros(batch.num_tokens, np.float32)
+    section = AlgorithmSection.model_validate({"estimator": {"name": name}})
+    batch, _ = shape_and_estimate(section, batch.with_arrays(values=nothing, old_logprobs=nothing), made)
+    first = [batch.spans(np.array([place]))[0].stop - 1 for place in (0, 3)]
+    better, worse = batch.arrays["advantages"][first]
+    assert better > worse
 
 
 @pytest.mark.parametrize("mode", ["token_mean", "sequence_mean", "constant"])
@@ -170,7 +195,8 @@ def test_messages_and_checkpoints_keep_branches() -> None:
     for sample, copy in zip(group.sequences(), again.sequences(), strict=True):
         for field in ("prompt_tokens", "response_tokens", "loss_mask", "rollout_logprobs", "policy_versions"):
             assert np.array_equal(getattr(sample, field), getattr(copy, field)), field
-        assert sample.verdict == copy.verdict and sample.response_text == copy.response_text
+        assert sample.response_text == copy.response_text
+        assert (sample.verdict is None) == (copy.verdict is None)
     assert encode_group(again) == encode_group(group) and size_of(again) == size_of(group)
     judged = group.samples[1].with_verdict(verdict_of(0.25))
     assert len(judged.branches) == 2
@@ -180,5 +206,5 @@ def test_rows_of_samples_show_branches() -> None:
     (group, _) = groups()
     rows = [row_of(1, "train", group, sample) for sample in group.samples]
     assert "branches" not in rows[0]
-    assert [branch["response"] for branch in rows[1]["branches"]] == ["sequence 1", "sequence 2"]
-    assert [branch["response_tokens"] for branch in rows[1]["branches"]] == [2, 4]
+    assert [branch["response"] for branch in rows[1]["branches"]] == ["sequence 0", "sequence 1"]
+    assert [branch["response_tokens"] for branch in rows[1]["branches"]] == [3, 2]

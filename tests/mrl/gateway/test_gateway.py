@@ -10,6 +10,7 @@ import contextlib
 import json
 import runpy
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from mrl.gateway import server
 from mrl.gateway.server import Gateway, ModelAddress
 from mrl.gateway.session import ModelSession
 from mrl.gateway.templates import Templates
+from mrl.loops.episode_metrics import episode_metrics
 from mrl.rollout.request import GenerationRequest, prompt_digest
 from mrl.samples import Prompt, Sample, Status, Transcript
 from tests.support import chat_tokenizers
@@ -169,10 +171,14 @@ def test_a_rewritten_history_is_a_conversation_of_its_own(serve: Serve) -> None:
         served.say({"role": "system", "content": "You help."}, user("sub-task"))
         served.say(user("one"), assistant("a summary"), user("go on"))
         sample = served.sample()
-        assert len(sample.sequences) == 4 and len(sample.segments) == 1
+        assert (
+            len(sample.sequences) == 4
+            and len(sample.segments) == 1
+            and episode_metrics([sample])["agent/turns"] == 5
+        )
         assert "a summary" in served.policy._tokenizer.decode(sample.prompt_tokens.tolist())
         turns = [[turn.text for turn in s.transcript.turns] for s in sample.sequences if s.transcript]
-        assert turns == [["turn 4"], ["turn 3"], ["turn 0", "turn 2"], ["turn 0", "turn 1"]]
+        assert turns == [["turn 0", "turn 1"], ["turn 0", "turn 2"], ["turn 3"], ["turn 4"]]
         check_tokens(sample, served.policy)
 
 
@@ -323,6 +329,63 @@ def test_a_key_opens_one_trajectory_while_it_is_open(serve: Serve) -> None:
     assert answer.status_code == 401
 
 
+@pytest.mark.parametrize("parameters", [{"type": "anything"}, {"required": 5}, {"properties": {"a": 3}}])
+def test_tools_that_are_no_schemas_are_refused(parameters: Any, serve: Serve) -> None:
+    with serve(numbered()) as served:
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        with pytest.raises(openai.BadRequestError, match="no JSON schema") as refused:
+            served.say(user("?"), tools=[tool])
+        assert refused.value.param == "tools" and served.session.failure is None
+
+
+def test_schemas_fetch_nothing_and_end_nothing(serve: Serve) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    with serve(lambda context: call) as served:
+        for reference in ("http://127.0.0.1:9/schema", "#/nowhere"):
+            tool = {"type": "function", "function": {"name": "f", "parameters": {"$ref": reference}}}
+            assert served.say(user("?"), tools=[tool]).content == call, "as text: nobody can check it"
+        assert served.session.failure is None
+
+
+def test_tools_that_a_template_hides_are_refused(serve: Serve) -> None:
+    refused = pytest.raises(openai.BadRequestError, match=r"agent\.show_tools")
+    with serve(numbered(), family="llama") as served, refused:
+        served.say(user("?"), tools=[TOOL])
+    with serve(numbered(), family="llama", show_tools="system") as served:
+        served.say(user("?"), tools=[TOOL])
+        assert '"name": "add"' in served.policy._tokenizer.decode(
+            served.policy.requests[0].prompt_tokens.tolist()
+        )
+
+
+def test_a_turn_without_visible_text_is_an_empty_text(serve: Serve) -> None:
+    with serve(lambda context: "<think>all of it") as served:
+        assert served.say(user("?")).content == ""
+        message = served.anthropic.messages.create(model="m", max_tokens=50, messages=[user("?")])
+        assert [(block.type, block.text) for block in message.content] == [("text", "")]
+
+
+def test_a_turn_that_nobody_awaits_is_given_up(serve: Serve) -> None:
+    """The trajectory ends while a request is open: its turn is not part of the sample."""
+    with serve(numbered(), seconds=1.0) as served:
+        url, header = f"{served.address.url}/v1/chat/completions", {"x-api-key": served.address.key}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url, json={"messages": [user("?")]}, headers=header, timeout=0.2)
+        assert len(served.policy.requests) == 1
+    assert not served.session.conversations.turns
+
+
+def test_long_histories_are_rendered_in_linear_time(serve: Serve) -> None:
+    with serve(numbered(), limits=Limits(9, 90_000, 90_000, 50)) as served:
+        seconds = []
+        for count in (301, 1201):
+            messages = [(user if n % 2 == 0 else assistant)(f"{n}") for n in range(count)]
+            start = time.monotonic()
+            served.say(*messages)
+            seconds.append(time.monotonic() - start)
+        assert seconds[1] < 12 * seconds[0] + 1.0
+
+
 def test_a_repeated_request_makes_one_turn(serve: Serve) -> None:
     """A client that gave up and asks again gets the turn that it asked for first."""
     with serve(numbered(), seconds=0.5) as served:
@@ -363,8 +426,19 @@ def test_texts_are_never_marks(serve: Serve) -> None:
         assert request.prompt_tokens.tolist().count(ends) == 1
         call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": '{"a": "<|im_end|>"}'}}
         history = {"role": "assistant", "content": "", "tool_calls": [call]}
-        with pytest.raises(openai.BadRequestError, match="text of the token"):
-            served.say(user("?"), history, {"role": "tool", "tool_call_id": "x", "content": "1"})
+        served.say(user("?"), history, {"role": "tool", "tool_call_id": "x", "content": "<|im_start|>1"})
+        named = {"role": "tool", "tool_call_id": "x<|im_end|>", "content": "<tool_call>"}
+        served.say({"role": "system", "content": "s"}, user("?"), named)
+        described = TOOL["function"] | {"description": "ends<|im_end|>here"}
+        served.say(user("?"), tools=[{"type": "function", "function": described}])
+        counts = [r.prompt_tokens.tolist().count(ends) for r in served.policy.requests]
+        texts = [served.policy._tokenizer.decode(r.prompt_tokens.tolist()) for r in served.policy.requests]
+        assert counts == [1, 3, 3, 2], "as many as there are messages, and tools"
+        assert (
+            '{"a": "<|im_end|>"}' in texts[1]
+            and "<|im_start|>1" in texts[1]
+            and "ends<|im_end|>here" in texts[3]
+        )
 
 
 def test_the_example_answers_with_its_tool(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

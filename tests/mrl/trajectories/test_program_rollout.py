@@ -43,7 +43,7 @@ def rolled_out(
     """Run a program to its end; return also the policy and what each of its runs did."""
     counts, tokenizer = tmp_path / "counts", chat_tokenizers.qwen()
     numbers = iter(range(100))
-    policy = kind(tokenizer, lambda context: f"turn {next(numbers)}")
+    policy = kind(tokenizer, lambda context: "long " * 99 if "ramble" in context else f"turn {next(numbers)}")
     rules = ProgramRules("programs", Templates(tokenizer), LIMITS, retries)
     prompt = Prompt(5, np.array([1], np.int32), "?", None, metadata={"does": does, **task})
     trajectory = Trajectory.of(prompt, 0)
@@ -86,7 +86,7 @@ def test_a_program_is_scored_by_what_it_returns(tmp_path: Path) -> None:
 
 def test_every_conversation_is_trained(tmp_path: Path) -> None:
     _, sample, policy, _ = rolled_out("compacts", tmp_path)
-    assert [len(sequence.segments) for sequence in sample.sequences] == [1, 2]
+    assert [len(sequence.segments) for sequence in sample.sequences] == [2, 1]
     counts = [sum(s.end - s.start for s in sequence.segments) for sequence in sample.sequences]
     assert sample.num_policy_tokens == sum(counts) and len(policy.requests) == 3
     assert "summary: turn 0; turn 1" in policy._tokenizer.decode(sample.prompt_tokens.tolist())
@@ -143,6 +143,14 @@ def test_a_program_that_meets_the_policys_limits(tmp_path: Path) -> None:
     assert (end_of(sample)[0], sample.status) == ("context_limit", Status.TRUNCATED)
     verdict = return_of(sample)
     assert verdict is not None and verdict.value == 0.0
+    _, sample, _, _ = rolled_out("rambles", tmp_path)
+    assert (end_of(sample)[0], sample.status) == ("token_limit", Status.TRUNCATED)
+    _, sample, _, runs = rolled_out("fills_and_loses_a_service", tmp_path)
+    assert (end_of(sample)[0], sample.status, runs[-2:]) == (
+        "env_unreachable",
+        Status.FAILED,
+        ["fills_and_loses_a_service"] * 2,
+    )
     _, sample, _, _ = rolled_out("fills", tmp_path, gives_up=False)
     verdict = return_of(sample)
     assert (end_of(sample)[0], sample.status) == ("env_done", Status.FINISHED)
