@@ -262,7 +262,8 @@ def _plan_command(commands) -> None:
     plan = config_command(commands, "plan", _plan, text)
     plan.add_argument(
         "--hardware",
-        help="name in configs/hardware, or a file; default: this machine if it has no GPU, else 8x80gb",
+        help="name in configs/hardware, or a file; default: on a machine without GPUs, this machine; "
+        "on one with GPUs, 8x80gb, whatever its GPUs are",
     )
 
 
