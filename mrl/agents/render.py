@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mrl.agents.plain_encoding import PlainEncoder
 from mrl.data.messages import with_system
 from mrl.data.templates import TEMPLATE_ERRORS, apply_template
 from mrl.errors import ConfigError, DataError
@@ -36,8 +36,6 @@ _PROBE = ' \n"mrl\\probe"\tü\n '
 _CALLED = "tool"
 """Name of a tool that does not exist."""
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-_CUT = "\ue0f3"
-"""Character of private use that no token spans."""
 _MOST_PROBED = 16
 """Most messages of an opening of which each is probed."""
 _FRAMES = 4096
@@ -105,15 +103,8 @@ class TurnRenderer:
             )
         self._tokenizer = tokenizer
         self._system = system or ""
-        added = {
-            number: str(token)
-            for number, token in tokenizer.added_tokens_decoder.items()
-            if number != tokenizer.unk_token_id
-        }
-        self._added_ids = set(added)
-        names = sorted(added.values(), key=len, reverse=True)
-        self._is_added = re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
-        in_template = self._protected(list(tools)) if tools and system is None else None
+        self._encoder = PlainEncoder(tokenizer)
+        in_template = self._encoder.protected(list(tools)) if tools and system is None else None
         self._arguments = {**(chat_template_kwargs or {}), "tools": in_template}
         self._ending = self._ending_of_a_turn()
         self._names = [str(tool.get("function", tool).get("name", "")) for tool in tools or ()]
@@ -141,14 +132,14 @@ class TurnRenderer:
         first, *suffixes = frame.runs
         ids = self._unwritten(last_token, frame.ending, first)
         for observation, tokens in zip(observations, suffixes, strict=True):
-            ids += self.plain(frame.spell(observation.text)) + tokens
+            ids += self._encoder.plain(frame.spell(observation.text)) + tokens
         return np.asarray(ids, np.int32)
 
     def _unwritten(self, last_token: int | None, ending: list[int], first: list[int]) -> list[int]:
         """Return the tokens before an observation that the policy has not written itself.
 
         It may have written the end of its turn (`ending`), or the next turn's mark if no mark ends turns."""
-        if last_token in self._added_ids | set(ending[:1]):
+        if last_token in self._encoder.added_ids | set(ending[:1]):
             if last_token in ending:
                 written = ending.index(last_token) + 1
                 if first[:written] == ending[:written]:
@@ -162,7 +153,7 @@ class TurnRenderer:
         """Return the prompt of an environment's messages, up to the policy's turn: [n] int32."""
 
         messages = with_system(messages, self._system)
-        shown = [self._protected({**message, "content": ""}) for message in messages]
+        shown = [self._encoder.protected({**message, "content": ""}) for message in messages]
 
         def rendered(texts: Sequence[str]) -> str:
             filled = [{**message, "content": text} for message, text in zip(shown, texts, strict=True)]
@@ -182,29 +173,14 @@ class TurnRenderer:
             else:
                 self._openings[roles] = _by_role(roles, spelling)
         for message, spell, tokens in zip(messages, self._openings[roles], suffixes, strict=True):
-            ids = ids + self.plain(spell(message["content"])) + tokens
+            ids = ids + self._encoder.plain(spell(message["content"])) + tokens
         return np.asarray(ids, np.int32)
 
     def whole(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Return the prompt of messages that the template does not show one by one (calls without text, turns
         that it joins): [n] int32. Raise ConfigError if the template refuses them."""
-        shown = self._protected(list(with_system(messages, self._system)))
-        return np.asarray(self._encode(self._rendered(shown, opens=True)), np.int32)
-
-    def _protected(self, value: Any) -> Any:
-        """Return JSON values whose texts have a cut in each added token's text, for `_encode`."""
-        if isinstance(value, str):
-            return self._cut_marks(value.replace(_CUT, "\N{REPLACEMENT CHARACTER}"))
-        if isinstance(value, Mapping):
-            return {self._protected(key): self._protected(inner) for key, inner in value.items()}
-        return [self._protected(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-    def _cut_marks(self, text: str) -> str:
-        while (mark := next(filter(None, map(self._is_added.search, text.split(_CUT))), None)) is not None:
-            if len(mark.group()) == 1:
-                raise ConfigError(f"a text contains the token {mark.group()!r}")
-            text = text.replace(mark.group(), mark.group()[0] + _CUT + mark.group()[1:])
-        return text
+        shown = self._encoder.protected(list(with_system(messages, self._system)))
+        return np.asarray(self._encoder.encode(self._rendered(shown, opens=True)), np.int32)
 
     def opens_thought(self, tokens: np.ndarray) -> bool:
         """Return True if the [n] tokens before a turn end in a thought that they opened."""
@@ -216,19 +192,6 @@ class TurnRenderer:
             return []
         text = self._rendered([{"role": "user", "content": _ASKED}], opens=True)
         return [name for name in self._names if name not in text]
-
-    def plain(self, text: str) -> list[int]:
-        """Encode a text without added tokens: an added token's own text is cut after its first character."""
-        ids = self._ids(text)
-        if self._added_ids.isdisjoint(ids):
-            return ids
-        cuts = [0, *(match.start() + 1 for match in self._is_added.finditer(text)), len(text)]
-        parts = [text[start:end] for start, end in itertools.pairwise(cuts)]
-        ids = [i for part in self._tokenizer(parts, add_special_tokens=False)["input_ids"] for i in part]
-        if self._added_ids.isdisjoint(ids):
-            return ids
-        # They overlap, or one is a single character: encode letter by letter, and drop added tokens.
-        return [i for letter in text for i in self._ids(letter) if i not in self._added_ids]
 
     # -- the template ----------------------------------------------------------------------------------------
 
@@ -277,7 +240,7 @@ class TurnRenderer:
             calls = tuple((name, "") for name, _ in calls)  # the template rejects the policy's ids
             ending, text = self._between(slots, role, answer, calls)
         _, probed = self._between([_PROBE, *slots[1:]], role, answer, calls)
-        return _Frame(self._encode(ending), self._cut(text, len(slots)), self._spelling(probed, role))
+        return _Frame(self._encoder.encode(ending), self._cut(text, len(slots)), self._spelling(probed, role))
 
     def _between(
         self, texts: Sequence[str], role: str, answer: str, calls: Sequence[tuple[str, str]]
@@ -346,11 +309,11 @@ class TurnRenderer:
 
     def _may_show(self, call_id: str) -> bool:
         """Return True if the template gets an id of the policy: plain characters, and ids are shown."""
-        return bool(_ID.fullmatch(call_id)) and self._shows_ids and not self._is_added.search(call_id)
+        return bool(_ID.fullmatch(call_id)) and self._shows_ids and not self._encoder.added.search(call_id)
 
     def _last_mark(self, text: str) -> str:
         """Return the text from its last added token on; empty unless only space follows that token."""
-        marks = list(self._is_added.finditer(text))
+        marks = list(self._encoder.added.finditer(text))
         return text[marks[-1].start() :] if marks and not text[marks[-1].end() :].strip() else ""
 
     def _spelling(self, text: str, role: str) -> Callable[[str], str]:
@@ -367,7 +330,7 @@ class TurnRenderer:
         parts = _SLOTS.split(text)
         if parts[1::2] != [str(number) for number in range(count)]:
             raise ConfigError(f"the chat template leaves out or repeats one of {count} observations")
-        return [self._encode(part) for part in parts[::2]]
+        return [self._encoder.encode(part) for part in parts[::2]]
 
     def _rendered(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
         try:
@@ -377,16 +340,6 @@ class TurnRenderer:
             raise ConfigError(
                 f"the chat template refuses messages with the roles {roles}: {error}"
             ) from error
-
-    # -- tokens ----------------------------------------------------------------------------------------------
-
-    def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _encode(self, text: str) -> list[int]:
-        """Encode a text of the template; no token spans a cut of `_protected`."""
-        parts = text.split(_CUT)
-        return [i for ids in self._tokenizer(parts, add_special_tokens=False)["input_ids"] for i in ids]
 
 
 def _by_role(

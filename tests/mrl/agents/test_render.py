@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mrl.agents.plain_encoding import PlainEncoder
 from mrl.agents.render import Observation, TurnRenderer
 from mrl.errors import ConfigError, DataError
 from tests.support import chat_tokenizers
@@ -63,10 +64,9 @@ def test_nothing_that_is_observed_becomes_an_added_token(tokenizer: Any) -> None
 
 
 def test_letters_of_observations_survive(tokenizer: Any) -> None:
-    renderer = TurnRenderer(tokenizer)
     if tokenizer.unk_token_id is None:
         for text in (HARD, *map(str, tokenizer.added_tokens_decoder.values())):
-            assert tokenizer.decode(renderer.plain(text)) == text
+            assert tokenizer.decode(PlainEncoder(tokenizer).plain(text)) == text
 
 
 @pytest.mark.parametrize("episodes", [100, pytest.param(500, marks=pytest.mark.slow)])
