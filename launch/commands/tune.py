@@ -59,7 +59,7 @@ def run_ranks(arguments: Sequence[str]) -> int:
     section = _section(config)
     require_new(Path(section.output))
     try_pair_loss(section.objective)
-    check_policy(config, sections=["training"])
+    check_policy(config, engines=False)
     check_tokenizer(config)
     encoder = encoder_of(config, section, load_tokenizer_for(config.model))
     training, validation = load_tune_rows(config, section, encoder)

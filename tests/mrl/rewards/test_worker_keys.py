@@ -24,7 +24,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any], float, float]] = {
 }
 """Kind -> a row's answer, a response, rules, the value without these rules, the value by them."""
 
-OF_NO_WORKER = {"name", "weight", "gate", "share"}
+OF_NO_WORKER = {"name", "weight", "gate", "share", "reject_truncated"}
 
 
 @pytest.mark.parametrize("first", ["usual", pytest.param("own", marks=pytest.mark.slow)])
