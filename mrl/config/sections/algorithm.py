@@ -218,13 +218,13 @@ class AlgorithmSection(Section):
         alone = self.distillation is not None and self.distillation.teachers_only
         if alone and self.filter is not None:
             yield (
-                "distillation.alone = true with algorithm.filter: rewards would decide which groups the "
-                "teachers see; remove the filter, or alone"
+                "distillation.teachers_only = true with algorithm.filter: rewards would decide which groups "
+                "the teachers see; remove the filter, or teachers_only"
             )
         if alone and self.estimator.name == "gae":
             yield (
-                "distillation.alone = true with estimator.name = gae: nothing would read the critic's "
-                "values; choose grpo, or remove alone"
+                "distillation.teachers_only = true with estimator.name = gae: nothing would read the "
+                "critic's values; choose grpo, or remove teachers_only"
             )
         if self.estimator.name == "gdpo" and self.kl.location == "reward":
             yield (
