@@ -143,21 +143,13 @@ class EnvironmentWorkers:
 
     def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None:
         """Start an episode; its answer has turn 0. Raise RolloutError if key is open or task is not JSON."""
-        if key in self._episodes:
-            raise RolloutError(f"episode {key} is open already")
-        payload = _encoded(key, "open", dict(task), seed)
-        self._episodes[key] = _Open(self._host(environment))
-        self._ask(key, "open", payload)
+        self._begin(key, environment, "open", dict(task), seed)
 
     def run(
         self, key: str, environment: str, task: Mapping[str, Any], seed: int, url: str, secret: str
     ) -> None:
         """Start a program, as `open`; its answer, when it ends, has turn 1. `url`, `secret`: of its model."""
-        if key in self._episodes:
-            raise RolloutError(f"episode {key} is open already")
-        payload = _encoded(key, "run", dict(task), seed, url, secret)
-        self._episodes[key] = _Open(self._host(environment), turn=1)
-        self._ask(key, "run", payload)
+        self._begin(key, environment, "run", dict(task), seed, url, secret, turn=1)
 
     def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None:
         """Send a turn to an episode. Raise RolloutError if it is not open, has not answered, or has ended."""
@@ -239,6 +231,13 @@ class EnvironmentWorkers:
 
     def _is_alive(self, host: _Host) -> bool:
         return self._hosts.get(host.environment) is host
+
+    def _begin(self, key: str, environment: str, operation: str, *arguments: Any, turn: int = 0) -> None:
+        if key in self._episodes:
+            raise RolloutError(f"episode {key} is open already")
+        payload = _encoded(key, operation, *arguments)
+        self._episodes[key] = _Open(self._host(environment), turn=turn)
+        self._ask(key, operation, payload)
 
     def _ask(self, key: str, operation: str, payload: bytes) -> None:
         episode = self._episodes[key]

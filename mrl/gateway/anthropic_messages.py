@@ -10,7 +10,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mrl.gateway.conversations import CallOfTool, ChatMessage
+from mrl.agents.tool_calls import ToolCall
+from mrl.gateway.conversations import ChatMessage
 from mrl.gateway.openai_chat import MODEL, ChatRequest, malformed, read_count, read_text, unsupported_field
 from mrl.gateway.session import RefusedRequest, Reply
 
@@ -88,14 +89,14 @@ def _messages(message: Any) -> list[ChatMessage]:
         return [ChatMessage(role, content)]
     if not isinstance(content, list):
         raise malformed("messages", "content must be text or a list of blocks")
-    made, texts, calls = list[ChatMessage](), list[str](), list[CallOfTool]()
+    made, texts, calls = list[ChatMessage](), list[str](), list[ToolCall]()
     for block in content:
         match block.get("type") if isinstance(block, dict) else None:
             case "text":
                 texts.append(read_text([{"type": "text", "text": block.get("text")}]))
             case "tool_use" if role == "assistant":
                 arguments = dict(block.get("input") or {})
-                calls.append(CallOfTool(str(block.get("name")), arguments, str(block.get("id") or "")))
+                calls.append(ToolCall(str(block.get("name")), arguments, str(block.get("id") or "")))
             case "tool_result" if role == "user":
                 text = _text(block.get("content"), "messages")
                 made.append(ChatMessage("tool", text, (), str(block.get("tool_use_id") or "")))

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
+from mrl.agents.tool_calls import ToolCall
 from mrl.rollout.request import Completion
 from mrl.samples import Prompt, ResponseSegment, Sample, Status, Transcript, Turn
 
@@ -24,21 +25,12 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CallOfTool:
-    """Call of a tool in an assistant's message."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    id: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class ChatMessage:
     """ChatMessage of a request, from any API."""
 
     role: Role
     text: str = ""
-    calls: tuple[CallOfTool, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     """Calls of tools, if the role is assistant."""
     call_id: str = ""
     """Id of the call that a tool's message answers."""
@@ -146,7 +138,8 @@ class Conversations:
         paths = [turn.path() for turn in self.turns if id(turn) not in parents] or [[]]
         trained = set[int]()
         *branches, main = (_sequence(prompt, number, status, path, trained) for path in paths)
-        transcript = dataclasses.replace(transcript, turns=_turns_of(main))
+        assert main.transcript is not None, "every sequence has one"
+        transcript = dataclasses.replace(transcript, turns=main.transcript.turns)
         return dataclasses.replace(main, transcript=transcript, branches=tuple(branches))
 
 
@@ -200,8 +193,3 @@ def _sequence(
         segments=tuple(segments),
         transcript=Transcript(tuple(turns)),
     )
-
-
-def _turns_of(sample: Sample) -> tuple[Turn, ...]:
-    assert sample.transcript is not None, "every sequence has one"
-    return sample.transcript.turns

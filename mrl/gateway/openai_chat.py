@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mrl.gateway.conversations import CallOfTool, ChatMessage
+from mrl.agents.tool_calls import ToolCall
+from mrl.gateway.conversations import ChatMessage
 from mrl.gateway.session import RefusedRequest, Reply
 
 MODEL = "policy"
@@ -171,20 +172,20 @@ def _message(message: Any) -> ChatMessage:
     return ChatMessage(role, text, tuple(_read_call(call) for call in calls))  # type: ignore[arg-type]
 
 
-def _read_call(call: Any) -> CallOfTool:
+def _read_call(call: Any) -> ToolCall:
     try:
         function = call["function"]
         arguments = json.loads(function["arguments"] or "{}")
         if not isinstance(arguments, dict):
             raise TypeError
-        return CallOfTool(str(function["name"]), arguments, str(call.get("id") or ""))
+        return ToolCall(str(function["name"]), arguments, str(call.get("id") or ""))
     except (KeyError, TypeError, ValueError) as error:
         raise malformed(
             "messages", "a tool call must have a function with a name and JSON arguments"
         ) from error
 
 
-def _call(call: CallOfTool) -> dict[str, Any]:
+def _call(call: ToolCall) -> dict[str, Any]:
     arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 

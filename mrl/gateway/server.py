@@ -23,6 +23,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
+from mrl.agents.environment import Model
 from mrl.gateway.anthropic_messages import message_body, message_error, message_events, read_messages_request
 from mrl.gateway.openai_chat import (
     ChatRequest,
@@ -43,15 +44,6 @@ MOST_BYTES = 32 << 20
 _START_SECONDS = 30.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ModelAddress:
-    """Where a program finds its model."""
-
-    url: str
-    """Base URL without a path; OpenAI's clients add /v1."""
-    key: str
-
-
 class Gateway:
     """HTTP server of all programs of a process. All methods belong to one event loop."""
 
@@ -64,13 +56,13 @@ class Gateway:
         """Answered requests."""
 
     @contextlib.asynccontextmanager
-    async def opened(self, session: ModelSession) -> AsyncIterator[ModelAddress]:
+    async def opened(self, session: ModelSession) -> AsyncIterator[Model]:
         """Serve a trajectory's program; at the end its key is void and no turn of it is being generated."""
         url = await self._start()
         key = f"mrl-{secrets.token_urlsafe(32)}"
         self._sessions[key] = session
         try:
-            yield ModelAddress(url, key)
+            yield Model(url, key)
         finally:
             del self._sessions[key]
             await session.close()

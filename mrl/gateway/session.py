@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from mrl.agents.episode import EndedBy, Limits
+from mrl.agents.tool_calls import ToolCall
 from mrl.errors import ConfigError, MrlError
-from mrl.gateway.conversations import CallOfTool, ChatMessage, Conversations, PolicyTurn
+from mrl.gateway.conversations import ChatMessage, Conversations, PolicyTurn
 from mrl.gateway.templates import Templates, identity_of
 from mrl.rewards.thoughts import as_thought
 from mrl.rollout.engine_pool import Policy
@@ -50,6 +51,20 @@ class Reply:
     num_prompt_tokens: int
     is_cut: bool
     """The turn reached its token limit."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a request's turn belongs."""
+
+    parent: PolicyTurn | None
+    """Turn that the request continues."""
+    before: np.ndarray
+    """[n] int32: tokens after the parent's; without a parent, the whole prompt."""
+    context: np.ndarray
+    """[T] int32: all tokens before the turn."""
+    observation: str = ""
+    """What `before` says, if there is a parent."""
 
 
 class ModelSession:
@@ -123,7 +138,7 @@ class ModelSession:
 
     def count_tokens(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> int:
         """Return the number of tokens before the turn that a request would get."""
-        return len(self._context(messages, identity_of(tools))[2])
+        return len(self._place(messages, identity_of(tools)).context)
 
     async def close(self) -> None:
         """Refuse further requests, and give up the turn that is being generated."""
@@ -135,14 +150,14 @@ class ModelSession:
 
     async def _answer(self, messages: Sequence[ChatMessage], tools: str, max_tokens: int | None) -> Reply:
         if self._lock.locked():  # what is refused is refused at once
-            self._budget(self._context(messages, tools)[2])
+            self._budget(self._place(messages, tools).context)
         async with self._lock:
             self._require_open()
-            parent, before, context = self._context(messages, tools)
-            limit = self._budget(context)
+            place = self._place(messages, tools)
+            limit = self._budget(place.context)
             budget = min(limit, max_tokens or limit)
             try:
-                reply = await self._generate(messages, tools, parent, before, context, budget)
+                reply = await self._generate(messages, tools, place, budget)
             except RefusedRequest:
                 raise
             except Exception as error:
@@ -176,10 +191,8 @@ class ModelSession:
             raise RefusedRequest(400, "context_length_exceeded", reason)
         return budget
 
-    def _context(
-        self, messages: Sequence[ChatMessage], tools: str
-    ) -> tuple[PolicyTurn | None, np.ndarray, np.ndarray]:
-        """Return the turn that a request continues, the tokens after it, and all tokens: [T] int32."""
+    def _place(self, messages: Sequence[ChatMessage], tools: str) -> _Place:
+        """Return the place of a request's turn. Raise RefusedRequest if the request has none."""
         try:
             self.templates.check_tools(tools)
         except ConfigError as error:
@@ -189,7 +202,8 @@ class ModelSession:
             if parent is not None:
                 with contextlib.suppress(ConfigError):  # else a new conversation
                     before = self.templates.after(parent, new, tools)
-                    return parent, before, np.concatenate([parent.context(), before])
+                    observation = "\n".join(message.text for message in new)
+                    return _Place(parent, before, np.concatenate([parent.context(), before]), observation)
             before = self.templates.opening(messages, tools)
         except (ConfigError, UnicodeError) as error:
             raise RefusedRequest(400, "invalid_request_error", str(error), "messages") from error
@@ -197,17 +211,12 @@ class ModelSession:
             log.exception("the gateway could not render a request of sample %s", self.name)
             self._note(EndedBy.ENGINE_LOST, f"the gateway failed: {error!r:.200}")
             raise RefusedRequest(503, "server_error", "the gateway failed") from error
-        return None, before, before
+        return _Place(None, before, before)
 
     async def _generate(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: str,
-        parent: PolicyTurn | None,
-        before: np.ndarray,
-        context: np.ndarray,
-        budget: int,
+        self, messages: Sequence[ChatMessage], tools: str, place: _Place, budget: int
     ) -> Reply:
+        context = place.context
         request = dataclasses.replace(
             self._request,
             prompt_tokens=context,
@@ -232,20 +241,19 @@ class ModelSession:
         text = as_thought(completion.text) if self.templates.opens_thought(context) else completion.text
         message, thought = self.templates.reply(text, tools)
         message = dataclasses.replace(message, calls=tuple(self._with_ids(message.calls)))
-        observed = messages[-_num_new(messages) :] if parent is not None else ()
         turn = self.conversations.add(
-            parent,
-            before,
+            place.parent,
+            place.before,
             completion,
             history=messages,
             reply=message,
             tools=tools,
             text=text,
-            observation="\n".join(one.text for one in observed),
+            observation=place.observation,
         )
         return Reply(message, thought, turn, len(context), completion.status is Status.TRUNCATED)
 
-    def _with_ids(self, calls: Sequence[CallOfTool]) -> Iterator[CallOfTool]:
+    def _with_ids(self, calls: Sequence[ToolCall]) -> Iterator[ToolCall]:
         """Give calls ids where the policy wrote none."""
         for number, call in enumerate(calls):
             call_id = f"call_{len(self.conversations.turns)}_{number}"
@@ -255,8 +263,3 @@ class ModelSession:
         """Keep a failure of ours, else the last turn, else the newest limit."""
         if self.ended_by in (None, *_PASSING) or ended_by.is_infrastructure_failure:
             self.ended_by, self.reason = ended_by, reason
-
-
-def _num_new(messages: Sequence[ChatMessage]) -> int:
-    """Return the number of messages after the last one of the assistant."""
-    return next(n for n, message in enumerate(reversed(messages)) if message.role == "assistant")

@@ -11,9 +11,9 @@ import jsonschema
 import numpy as np
 
 from mrl.agents.render import Observation, TurnRenderer
-from mrl.agents.tool_calls import BadCall, Format, ToolCall, parse_tool_calls, tools_prompt, without_calls
+from mrl.agents.tool_calls import Format, ToolCall, parse_tool_calls, tools_prompt, without_calls
 from mrl.errors import ConfigError
-from mrl.gateway.conversations import CallOfTool, ChatMessage, PolicyTurn
+from mrl.gateway.conversations import ChatMessage, PolicyTurn
 from mrl.rewards.thoughts import CLOSING, OPENING
 from mrl.rewards.visible import visible_text
 
@@ -89,11 +89,9 @@ class Templates:
         if CLOSING in text:
             thought = text.rpartition(CLOSING)[0].removeprefix(OPENING).strip()
         calls = parse_tool_calls(text, self._format, _schemas(tools)) if tools else []
-        if not calls or any(isinstance(call, BadCall) for call in calls):
+        read = tuple(call for call in calls if isinstance(call, ToolCall))
+        if not read or len(read) < len(calls):
             return ChatMessage("assistant", visible.strip()), thought
-        read = tuple(
-            CallOfTool(call.name, call.arguments, call.id) for call in calls if isinstance(call, ToolCall)
-        )
         return ChatMessage("assistant", without_calls(visible, self._format), read), thought
 
     def _renderer(self, tools: str) -> TurnRenderer:

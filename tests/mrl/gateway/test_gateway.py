@@ -23,7 +23,7 @@ import pytest
 from mrl.agents.environment import Model
 from mrl.agents.episode import EndedBy, Limits
 from mrl.gateway import server
-from mrl.gateway.server import Gateway, ModelAddress
+from mrl.gateway.server import Gateway
 from mrl.gateway.session import ModelSession
 from mrl.gateway.templates import Templates
 from mrl.loops.episode_metrics import episode_metrics
@@ -45,7 +45,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 class Served:
     """A gateway in a thread, with one open session."""
 
-    def __init__(self, address: ModelAddress, session: ModelSession, policy: ScriptedPolicy) -> None:
+    def __init__(self, address: Model, session: ModelSession, policy: ScriptedPolicy) -> None:
         self.session, self.policy = session, policy
         self.openai = openai.OpenAI(base_url=f"{address.url}/v1", api_key=address.key, max_retries=0)
         self.anthropic = anthropic.Anthropic(base_url=address.url, api_key=address.key, max_retries=0)
@@ -91,7 +91,7 @@ def serve() -> Iterator[Serve]:
         request = GenerationRequest("3.0", PROMPT.tokens, 0, 1, temperature=0.8)
         stack = contextlib.AsyncExitStack()
 
-        async def open_session() -> tuple[ModelSession, ModelAddress]:
+        async def open_session() -> tuple[ModelSession, Model]:
             session = ModelSession(policy, Templates(tokenizer, **options), limits, request, run_seed=1)
             return session, await stack.enter_async_context(gateway[0].opened(session))
 
