@@ -272,6 +272,8 @@ class TrainBatch:
     """Compute the samples of a group, which are adjacent, in one micro-batch."""
     microbatches: np.ndarray | None = None
     """[B] int64: micro-batch of each sample in the pass, if agreed over ranks."""
+    shares_prefixes: bool = False
+    """Compute the tokens that samples of a group share, from their start, once per micro-batch."""
 
     @property
     def num_samples(self) -> int:
@@ -303,6 +305,11 @@ class TrainBatch:
         """Return slices over all tokens, small enough that results stay in a processor's cache."""
         return (slice(start, start + CACHED_TOKENS) for start in range(0, self.num_tokens, CACHED_TOKENS))
 
+    def groups(self) -> list[np.ndarray]:
+        """Return the positions of each group's samples, which are adjacent."""
+        starts = np.flatnonzero(self.group_ids[1:] != self.group_ids[:-1]) + 1
+        return np.split(np.arange(self.num_samples), starts) if self.num_samples else []
+
     def spans(self, samples: np.ndarray) -> list[slice]:
         """Return the token slice of each of the given samples [S]."""
         starts, ends = self.cu_seqlens[:-1][samples].tolist(), self.cu_seqlens[1:][samples].tolist()
@@ -328,4 +335,5 @@ class TrainBatch:
             samples={name: array[samples] for name, array in self.samples.items()},
             whole_groups=self.whole_groups,
             microbatches=None if self.microbatches is None else self.microbatches[samples],
+            shares_prefixes=self.shares_prefixes,
         )

@@ -40,6 +40,7 @@ from mrl.rewards.thoughts import ThoughtMarks
 from mrl.rollout.end_of_text_ids import end_of_text, require_can_end
 from mrl.samples import Prompt
 from mrl.training.hf.hf_folder import check_folder, read_config
+from mrl.training.prefixes import shares_prefixes
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +185,7 @@ def check_policy(config: Config, *, engines: bool = True) -> None:
     hf = read_config(config.model.path)
     if faults := requirements.unmet(config, hf, nodes, gpus=may_have_gpus(config), engines=engines):
         raise ConfigError("\n".join(faults))
+    shares_prefixes(config.training, hf)
     _check_weights(config.model.path, config.model.path)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from mrl.capacity.model_facts import find_facts
+from mrl.capacity.model_facts import critic_facts, find_facts
 from mrl.config.root import Config
 from mrl.errors import WeightSyncError
 from mrl.launch.workers.actor_group import ActorGroup
@@ -33,6 +33,7 @@ from mrl.samples import TrainBatch
 from mrl.training.balance import SampleBalancer, SampleCost
 from mrl.training.batch import merge_parts
 from mrl.training.pass_options import PassOptions
+from mrl.training.prefixes import shares_prefixes
 from mrl.training.process_environment import CPU_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -66,12 +67,15 @@ class TrainGroup(ActorGroup[TrainActor]):
         self.lost_nodes = placement.lost_nodes
         self.has_moved = True
         """True if weights may have changed since the last sync."""
+        facts = find_facts(config.model)
+        models = facts, critic_facts(config, facts)
         self.dealer = SampleBalancer(
             ranks=layout.dp,
             max_tokens=config.training.microbatch_tokens,
-            cost=SampleCost.of_model(find_facts(config.model)),
+            cost=SampleCost.of_model(facts),
             cp=layout.cp,
             multiple=layout.pp if layout.vpp > 1 else 1,
+            shares_prefixes=all(shares_prefixes(config.training, model.hf) for model in models),
         )
         super().__init__(
             self.actor_class,

@@ -3,14 +3,14 @@
 Segments are padded into a few buckets of equal length (buckets.py). Each bucket is one scaled-dot-product
 call; it is causal, so padding at the end of a segment is never seen. With a window it is two calls, in which
 each block of queries sees its own keys and those of the previous block, so no tensor has the size of all
-pairs of positions. Megatron's side is models/megatron/packed_attention.py.
+pairs of positions. Segments that continue a prefix also see its keys, which are repeated per segment for the
+call only, and need a mask. Megatron's side is models/megatron/packed_attention.py.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -45,12 +45,12 @@ def packed_attention(
     """
     heads, width = query.shape[1], value.shape[2]
     value = padded_to(value, query.shape[2])
-    parts = (_fill(buckets.queries, query), _fill(buckets.keys, key), _fill(buckets.keys, value))
+    parts = (_fill(buckets.queries, query), *(_fill_keys(buckets, x, windowed) for x in (key, value)))
     outputs = []
     attend = functools.partial(_attend, scale=scale, sinks=sinks)
-    masks: Any = buckets.windowed if windowed and buckets.band is None else buckets.masks
+    masks = buckets.windowed if windowed else buckets.masks
     for q, k, v, mask in zip(*parts, masks, strict=True):
-        if windowed and buckets.band is not None:
+        if windowed and buckets.band is not None and mask is None:
             out = _in_blocks(q, k, v, buckets.band, attend)
         else:
             out = attend(q, k, v, mask)
@@ -110,6 +110,24 @@ def padded_to(values: Tensor, width: int) -> Tensor:
     """Pad values [..., V] with zeros up to `width`; wider values are unchanged."""
     missing = width - values.shape[-1]
     return functional.pad(values, (0, missing)) if missing > 0 else values
+
+
+def _fill_keys(buckets: SegmentBuckets, tokens: Tensor, windowed: bool) -> list[Tensor]:
+    """Convert keys or values [M, G, D] to one [segments, G, prefix + padded length, D] per bucket; a windowed
+    layer's segments see at most the last positions of their prefix."""
+    filled = _fill(buckets.keys, tokens)
+    if not any(buckets.prefixes):
+        return filled
+    # split's backward pass concatenates, and expand's sums: much faster on CPU than adding rows by index
+    segments = tokens.split(buckets.lengths)
+    for number, prefix in enumerate(buckets.prefixes):
+        if prefix:
+            before = torch.cat([segments[segment] for segment in prefix]).transpose(0, 1)
+            if windowed:
+                before = before[:, max(0, before.shape[1] - buckets.window + 1) :]
+            own = filled[number]
+            filled[number] = torch.cat((before.expand(len(own), -1, -1, -1), own), dim=2)
+    return filled
 
 
 def _fill(buckets: Buckets, tokens: Tensor) -> list[Tensor]:

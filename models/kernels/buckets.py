@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mrl.models.kernels.segment_tree import SegmentTree
 from mrl.models.kernels.zigzag import rank_positions
 
 
@@ -26,19 +28,29 @@ class Buckets:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SegmentBuckets:
-    """Buckets of a micro-batch's queries and keys, and the masks between them."""
+    """Buckets of a micro-batch's queries and keys, and the masks between them.
+
+    Segments of one bucket continue the same prefix, if any: its keys precede their own.
+    """
 
     queries: Buckets
     """Buckets of this rank's tokens."""
     keys: Buckets
     """Buckets of the tokens of all context-parallel ranks, rank after rank; equals `queries` on one rank."""
-    masks: list[Tensor] | list[None]
-    """Per bucket what is added to the scores [segments, 1, queries, keys]: 0, or -inf for later keys and
+    masks: Sequence[Tensor | None]
+    """Per bucket what is added to the scores [segments or 1, 1, queries, keys]: 0, or -inf for later keys and
     padding. None if queries and keys are the same, so that plain causal attention suffices."""
-    windowed: list[Tensor] = dataclasses.field(default_factory=list)
-    """Masks of windowed layers with context parallelism; empty if no layer has a window."""
+    windowed: Sequence[Tensor | None]
+    """The same for windowed layers; None where `band` applies. A prefix's keys end at the window."""
     band: Tensor | None = None
-    """[1, 1, W, 2W] mask of windowed layers without context parallelism: W queries, 2W keys up to them."""
+    """[1, 1, W, 2W] mask of windowed layers, if queries and keys are the same: W queries, 2W keys up to
+    them."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of each segment, if some continue others."""
+    prefixes: Sequence[tuple[int, ...]] = ()
+    """Per bucket the segments that its own continue, in order; empty if none continues another."""
+    window: int = 0
+    """Positions that windowed layers see; 0 if there are none."""
 
 
 def bucket_length(length: np.ndarray) -> np.ndarray:
@@ -54,18 +66,19 @@ def bucket_length(length: np.ndarray) -> np.ndarray:
 
 
 def plan_buckets(
-    lengths: np.ndarray, *, unit: int = 1
+    lengths: np.ndarray, *, unit: int = 1, kinds: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
     """Return (slot_tokens [M], token_slots [N], shapes) for segments of these lengths; see Buckets.
 
-    Lengths are multiples of `unit`; buckets follow lengths / unit, so queries and keys get the same.
+    Lengths are multiples of `unit`; buckets follow lengths / unit, so queries and keys get the same. Segments
+    of a bucket have the same kind [S], by default all have.
     """
     padded = unit * bucket_length(lengths // unit)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     slot_tokens, shapes, base = [], [], 0
     token_slots = np.zeros(int(starts[-1]), np.int64)
-    for size in np.unique(padded):
-        members = np.flatnonzero(padded == size)
+    for kind, size in _distinct(padded, kinds):
+        members = np.flatnonzero((padded == size) & (kinds is None or kinds == kind))
         columns = np.arange(size)
         tokens = starts[members][:, None] + columns[None, :]
         valid = columns[None, :] < lengths[members][:, None]
@@ -77,8 +90,14 @@ def plan_buckets(
     return np.concatenate(slot_tokens), token_slots, tuple(shapes)
 
 
+def _distinct(padded: np.ndarray, kinds: np.ndarray | None) -> list[tuple[int, int]]:
+    """Return the (kind, padded length) of the buckets of segments, in order."""
+    pairs = np.stack([np.zeros_like(padded) if kinds is None else kinds, padded])
+    return [(int(kind), int(size)) for kind, size in np.unique(pairs, axis=1).T]
+
+
 def segment_buckets(
-    lengths: np.ndarray,
+    tree: SegmentTree,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -86,21 +105,62 @@ def segment_buckets(
     rank: int = 0,
     window: int = 0,
 ) -> SegmentBuckets:
-    """Return the buckets of consecutive segments of lengths [B]; `rank` of `cp` has its chunks of them.
+    """Return the buckets of packed segments; `rank` of `cp` has its chunks of them.
 
     In windowed layers a position sees itself and `window` - 1 before it; `window` 0: there are none. Masks
-    (with context parallelism only) are of `dtype` and contain all pairs of positions of each segment.
+    are of `dtype` and contain all pairs of a bucket's queries and keys.
     """
+    lengths = tree.lengths
     if cp == 1:
-        buckets = _on_device(*plan_buckets(lengths), device=device)
         band = _band(window, dtype=dtype, device=device) if window else None
-        return SegmentBuckets(buckets, buckets, [None] * len(buckets.shapes), band=band)
+        if tree.shares:
+            return _tree_buckets(tree, band, window=window, dtype=dtype, device=device)
+        buckets = _on_device(*plan_buckets(lengths), device=device)
+        causal = [None] * len(buckets.shapes)
+        return SegmentBuckets(buckets, buckets, causal, causal, band, window=window)
+    assert not tree.shares, "context parallelism splits whole sequences"
     query_positions = torch.from_numpy(positions(lengths, cp=cp, rank=rank)).to(device)
     queries = _on_device(*plan_buckets(lengths // cp, unit=2), device=device)
     keys = _gathered_keys(lengths, cp=cp, device=device)
     masks = _masks(queries, keys, query_positions, dtype=dtype)
-    windowed = _masks(queries, keys, query_positions, dtype=dtype, window=window) if window else []
-    return SegmentBuckets(queries, keys, masks, windowed)
+    windowed = _masks(queries, keys, query_positions, dtype=dtype, window=window) if window else masks
+    return SegmentBuckets(queries, keys, masks, windowed, window=window)
+
+
+def _tree_buckets(
+    tree: SegmentTree, band: Tensor | None, *, window: int, dtype: torch.dtype, device: torch.device
+) -> SegmentBuckets:
+    """Return buckets whose segments continue one prefix. All queries of a row see the whole prefix, so rows
+    of a bucket have one mask: padding behind a row's own tokens is later than all its queries."""
+    planned = plan_buckets(tree.lengths, kinds=tree.parents)
+    buckets = _on_device(*planned, device=device)
+    owners = np.repeat(np.arange(len(tree.lengths)), tree.lengths)
+    firsts = np.cumsum([0, *(rows * length for rows, length in buckets.shapes)])[:-1]
+    prefixes = [tree.prefix(int(owners[token])) for token in planned[0][firsts]]
+    masks: list[Tensor | None] = []
+    windowed: list[Tensor | None] = []
+    for prefix, (_, length) in zip(prefixes, buckets.shapes, strict=True):
+        before = int(tree.lengths[list(prefix)].sum())
+        masks.append(_prefix_mask(before, length, dtype=dtype, device=device) if prefix else None)
+        seen = min(before, window - 1)
+        windowed.append(_prefix_mask(seen, length, window, dtype=dtype, device=device) if prefix else None)
+    lengths = tuple(tree.lengths.tolist())
+    return SegmentBuckets(
+        buckets, buckets, masks, windowed if window else masks, band, lengths, prefixes, window
+    )
+
+
+def _prefix_mask(
+    before: int, length: int, window: int = 0, *, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Build [1, 1, length, before + length]: query i sees the keys up to `before` + i, or only the last
+    `window` of them."""
+    last = before + torch.arange(length, device=device)[:, None]
+    keys = torch.arange(before + length, device=device)
+    unseen = keys > last
+    if window:
+        unseen |= keys <= last - window
+    return torch.zeros(unseen.shape, dtype=dtype, device=device).masked_fill_(unseen, -math.inf)[None, None]
 
 
 def positions(lengths: np.ndarray, *, cp: int = 1, rank: int = 0) -> np.ndarray:

@@ -25,8 +25,16 @@ from torch import Tensor
 
 from mrl.models.kernels.attention import packed_attention
 from mrl.models.kernels.rotary import rotate
+from mrl.models.kernels.segment_tree import SegmentTree
 from mrl.models.megatron.layer_choice import LayerChoice
 from mrl.models.megatron.packed_segments import PackedSegments
+
+
+class _LastQueriesLast:
+    """Mask type of Transformer Engine that Megatron's AttnMaskType lacks; Megatron reads its name."""
+
+    name = "padding_causal_bottom_right"
+
 
 _MEGATRONS_FIELDS = [part.name for part in dataclasses.fields(PackedSeqParams)]
 
@@ -146,6 +154,9 @@ class FusedPackedAttention(PackedCore):
         self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSegments, **kwargs: Any
     ) -> Tensor:
         segments = PackedSeqParams(**{name: getattr(packed, name) for name in _MEGATRONS_FIELDS})
+        if packed.tree is not None and packed.tree.shares:
+            key, value = (_after_prefixes(x, packed.tree) for x in (key, value))
+            kwargs["attn_mask_type"] = _LastQueriesLast
         return self.core(query, key, value, None, packed_seq_params=segments, **kwargs)
 
 
@@ -162,6 +173,13 @@ def _sinks(config: Any) -> torch.nn.Parameter:
     sinks = torch.nn.Parameter(config.init_method(values) if config.perform_initialization else values)
     set_tensor_model_parallel_attributes(sinks, is_parallel=True, dim=0, stride=1)
     return sinks
+
+
+def _after_prefixes(tokens: Tensor, tree: SegmentTree) -> Tensor:
+    """Return keys or values [M, G, D] of all segments, each after its prefix, from [N, G, D]."""
+    parts = tokens.split(tree.lengths.tolist())
+    order = [part for segment in range(len(parts)) for part in (*tree.prefix(segment), segment)]
+    return torch.cat([parts[part] for part in order])
 
 
 def _gather_ranks(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,9 @@ of the slowest rank's time; equal sums over ranks are not enough. Therefore all 
 filled evenly by cost, the costliest sample first into the cheapest (LPT: Graham 1969, SIAM J. Appl. Math.
 17). Micro-batches of similar cost then run side by side: pairing them in order of cost gives the smallest sum
 of maxima.
+
+A group whose samples share a prefix is computed in one piece, or in a few where whole groups are too coarse
+for the ranks: its prefix then costs once per piece.
 """
 
 from __future__ import annotations
@@ -18,6 +21,10 @@ import numpy as np
 from mrl.models.facts import ModelSize
 from mrl.models.kernels.zigzag import padded
 from mrl.samples import TrainBatch
+from mrl.training.prefixes import fitting_parts, saves_enough
+
+EVEN = 1.05
+"""An assignment this close to the mean of the ranks is even enough."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,12 +39,12 @@ class SampleCost:
         """Use the model's own counts (Facts.forward_flops)."""
         return cls(token=facts.forward_flops(1, 0), pair=facts.forward_flops(0, 1))
 
-    def __call__(self, lengths: np.ndarray) -> np.ndarray:
-        """Return [B] costs of samples with [B] tokens and causal attention.
+    def __call__(self, lengths: np.ndarray, before: np.ndarray | float = 0.0) -> np.ndarray:
+        """Return [B] costs of segments with [B] tokens and causal attention, also to the tokens `before`.
 
         >>> SampleCost(token=10, pair=2)(np.array([1, 10])).tolist() [11.0, 200.0]
         """
-        return lengths * (self.token + self.pair * 0.5 * lengths)
+        return lengths * (self.token + self.pair * (before + 0.5 * lengths))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,18 +61,85 @@ class SampleBalancer:
     multiple: int = 1
     """The number of micro-batches is a multiple of this."""
 
+    shares_prefixes: bool = False
+    """Model and layout compute shared prefixes once."""
+
     def __call__(self, batch: TrainBatch) -> tuple[TrainBatch, list[np.ndarray]]:
         """Return the batch with each sample's micro-batch, and the sample positions of each rank, in order.
 
-        Every sample is in exactly one rank's part; parts may be empty. Deterministic.
+        Every sample is in exactly one rank's part; parts may be empty. Deterministic. Prefixes are shared if
+        that saves MIN_SAVING of the batch's tokens, by parts of groups that leave the ranks balanced.
         """
         assert not batch.whole_groups, "whole groups are assigned by their maker"
         lengths = padded(batch.lengths(), self.cp).astype(np.int64)
+        samples = [np.array([sample]) for sample in range(len(lengths))]
+        alone = _Assignment.of(self, samples, lengths, self.cost(lengths))
+        chosen = self._sharing(batch, alone) or alone
+        parts = [np.flatnonzero(chosen.rank == number) for number in range(self.ranks)]
+        shares = chosen is not alone
+        return dataclasses.replace(batch, microbatches=chosen.microbatch, shares_prefixes=shares), parts
+
+    def _sharing(self, batch: TrainBatch, alone: _Assignment) -> _Assignment | None:
+        """Return the shortest assignment of groups in one part, in two, in four and so on; None without
+        sharing."""
+        if not self.shares_prefixes or not batch.num_samples:
+            return None
+        best, pieces = None, 1
+        largest = max(len(group) for group in batch.groups())
+        while pieces < largest:
+            units, tokens, costs = self._units(batch, pieces)
+            if pieces == 1 and not saves_enough(tokens.sum(), batch):
+                return None
+            shared = _Assignment.of(self, units, tokens, costs)
+            if best is None or shared.height < best.height:
+                best = shared
+            if best.height <= EVEN * costs.sum() / self.ranks:
+                break
+            pieces *= 2
+        return best if best is not None and best.height < alone.height else None
+
+    def _units(self, batch: TrainBatch, pieces: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        """Return parts of groups, of which each is computed in one micro-batch: samples, tokens, cost."""
+        plain = dataclasses.replace(batch, routes=None)  # packing.py splits parts that routes make too large
+        found = [
+            fitting
+            for group in batch.groups()
+            for piece in np.array_split(group, min(pieces, len(group)))
+            for fitting in fitting_parts(plain, piece, max_tokens=self.max_tokens)
+        ]
+        units, trees = zip(*found, strict=True)
+        tokens = np.array([tree.num_tokens for tree in trees])
+        costs = np.array([self.cost(tree.lengths, tree.offsets()).sum() for tree in trees])
+        return list(units), tokens, costs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Assignment:
+    """Where the samples of a batch are computed."""
+
+    rank: np.ndarray
+    """[B] data-parallel rank of each sample."""
+    microbatch: np.ndarray
+    """[B] micro-batch of each sample."""
+    height: float
+    """Sum over micro-batches of the slowest rank's cost."""
+
+    @classmethod
+    def of(
+        cls, balancer: SampleBalancer, units: list[np.ndarray], tokens: np.ndarray, costs: np.ndarray
+    ) -> _Assignment:
+        """Assign units of samples, which stay together; `tokens` and `costs` are theirs."""
         rank, microbatch = assign_samples(
-            lengths, self.cost(lengths), ranks=self.ranks, max_tokens=self.max_tokens, multiple=self.multiple
+            tokens, costs, ranks=balancer.ranks, max_tokens=balancer.max_tokens, multiple=balancer.multiple
         )
-        parts = [np.flatnonzero(rank == number) for number in range(self.ranks)]
-        return dataclasses.replace(batch, microbatches=microbatch), parts
+        if not len(units):
+            return cls(rank, microbatch, 0.0)
+        loads = np.zeros((int(microbatch.max()) + 1, balancer.ranks))
+        np.add.at(loads, (microbatch, rank), costs)
+        order = np.argsort(np.concatenate(units))
+        sizes = [len(unit) for unit in units]
+        rank, microbatch = (np.repeat(values, sizes)[order] for values in (rank, microbatch))
+        return cls(rank, microbatch, float(loads.max(axis=1).sum()))
 
 
 def assign_samples(

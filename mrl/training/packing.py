@@ -12,8 +12,10 @@ import dataclasses
 
 import numpy as np
 
+from mrl.models.kernels.segment_tree import SegmentTree
 from mrl.models.kernels.zigzag import padded, token_multiple
 from mrl.samples import TrainBatch
+from mrl.training.prefixes import fitting_parts, prefix_tree
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,9 +27,9 @@ class Microbatch:
     token_index: np.ndarray
     """[n] position in the batch's flat arrays of each real token."""
     places: np.ndarray
-    """[n] position in `tokens` of each real token."""
-    lengths: np.ndarray
-    """[S] or [S + 1] tokens per segment with its padding, the padding segment last."""
+    """[n] position in `tokens` of each real token; tokens of a shared prefix have the same."""
+    tree: SegmentTree
+    """Segments with their padding; the padding segment is last."""
     tokens: np.ndarray
     """[n + padding] int64."""
 
@@ -53,32 +55,48 @@ def split_samples(lengths: np.ndarray, *, max_tokens: int) -> list[np.ndarray]:
 def _parts(batch: TrainBatch, *, max_tokens: int, cp: int) -> list[np.ndarray]:
     """Return the samples of each micro-batch; a batch that keeps groups whole assigns each group as one."""
     if (agreed := batch.microbatches) is not None:
-        return [np.flatnonzero(agreed == number) for number in range(int(agreed.max(initial=-1)) + 1)]
+        parts = [np.flatnonzero(agreed == number) for number in range(int(agreed.max(initial=-1)) + 1)]
+        if not batch.shares_prefixes or batch.routes is None:
+            return parts
+        # ranks agreed on prefixes without their routes, which may differ
+        fitting = [fitting_parts(batch, part, max_tokens=max_tokens) for part in parts]
+        return [samples for part in fitting for samples, _ in part]
     lengths = padded(batch.lengths(), cp)
     if not batch.whole_groups or not len(lengths):
         return split_samples(lengths, max_tokens=max_tokens)
-    starts = np.flatnonzero(np.append(True, batch.group_ids[1:] != batch.group_ids[:-1]))
-    groups = np.split(np.arange(len(lengths)), starts[1:])
-    dealt = split_samples(np.add.reduceat(lengths, starts), max_tokens=max_tokens)
+    groups = batch.groups()
+    if batch.shares_prefixes:
+        sizes = np.array([prefix_tree(batch, group)[0].num_tokens for group in groups])
+    else:
+        sizes = np.array([int(lengths[group].sum()) for group in groups])
+    dealt = split_samples(sizes, max_tokens=max_tokens)
     return [np.concatenate([groups[number] for number in part]) for part in dealt]
 
 
 def pack_samples(batch: TrainBatch, samples: np.ndarray, *, tp: int = 1, cp: int = 1) -> Microbatch:
     """Pack the given samples; no samples give a dummy micro-batch of padding."""
-    token_counts = batch.lengths()[samples].astype(np.int64)
-    lengths = padded(token_counts, cp)
-    inside = np.arange(int(token_counts.sum())) - np.repeat(
-        np.cumsum(token_counts) - token_counts, token_counts
-    )
     token_index = batch.positions(samples)
-    places = inside + np.repeat(np.cumsum(lengths) - lengths, token_counts)
-    multiple, size = token_multiple(tp=tp, cp=cp), int(lengths.sum())
+    if batch.shares_prefixes:
+        assert cp == 1, "context parallelism splits whole sequences"
+        tree, places = prefix_tree(batch, samples)
+    else:
+        tree, places = _whole_sequences(batch.lengths()[samples].astype(np.int64), cp=cp)
+    multiple, size = token_multiple(tp=tp, cp=cp), tree.num_tokens
     padding = -size % multiple if size else max(multiple, 2)
     tokens = np.zeros(size + padding, np.int64)
     tokens[places] = batch.tokens[token_index]
     if padding:
-        lengths = np.append(lengths, padding)
-    return Microbatch(samples=samples, token_index=token_index, places=places, lengths=lengths, tokens=tokens)
+        tree = tree.with_root(padding)
+    return Microbatch(samples=samples, token_index=token_index, places=places, tree=tree, tokens=tokens)
+
+
+def _whole_sequences(token_counts: np.ndarray, *, cp: int) -> tuple[SegmentTree, np.ndarray]:
+    """Return sequences of [S] tokens as segments with padding, and the places [n] of their tokens."""
+    lengths = padded(token_counts, cp)
+    inside = np.arange(int(token_counts.sum())) - np.repeat(
+        np.cumsum(token_counts) - token_counts, token_counts
+    )
+    return SegmentTree.of_roots(lengths), inside + np.repeat(np.cumsum(lengths) - lengths, token_counts)
 
 
 def count_microbatches(batch: TrainBatch, *, max_tokens: int, cp: int = 1) -> int:

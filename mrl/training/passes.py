@@ -229,16 +229,16 @@ class Passes:
         """Move a micro-batch to the device; log-probs are computed of `scored` [N] bool tokens."""
         cp, rank = self._layout.cp, self._place.cp
         rows = np.flatnonzero(scored[plan.token_index])
-        mine = rank_positions(plan.lengths, cp=cp, rank=rank)
+        mine = rank_positions(plan.tree.lengths, cp=cp, rank=rank)
         local = np.full(len(plan.tokens), -1)
         local[mine] = np.arange(len(mine))
-        before = local[plan.places[rows] - 1]
+        before = local[plan.places[rows - 1]]  # a segment's first token is never scored
         own_rows = np.flatnonzero(before >= 0)
         targets = plan.tokens[plan.places[rows[own_rows]]]
         arrays = (plan.tokens[mine][None], rows, own_rows, before[own_rows], targets)
         tokens, *index = (torch.from_numpy(array).to(self._device) for array in arrays)
         packed = pack_segments(
-            plan.lengths,
+            plan.tree,
             rotary=self._chunks.rotary,
             device=self._device,
             cp=cp,

@@ -34,6 +34,7 @@ from mrl.training.pass_options import DEFAULTS, PassOptions
 from mrl.training.passes import Objective, ParameterSwap
 from mrl.training.platform import device_memory
 from mrl.training.platform.parallel import gather_entries, start_process_groups, stop_process_groups
+from mrl.training.prefixes import shares_prefixes
 from mrl.training.teacher_targets import TargetsOfTeachers
 from mrl.training.trained_model import TrainedModel
 
@@ -67,6 +68,8 @@ class MegatronWorker:
         hf_config = hf_folder.read_config(model.path)
         # An invalid layout fails here, before any rank waits for another.
         family_of(hf_config).local_tensors(hf_config, self.layout, self.place)
+        self.shares_prefixes = shares_prefixes(training, hf_config)
+        """True if the policy's batches may share prefixes."""
         self.device, _ = start_process_groups(
             self.layout,
             rank=rank,

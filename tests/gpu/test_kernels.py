@@ -19,6 +19,7 @@ from mrl.models.kernels import delta_rule
 from mrl.models.kernels.attention import packed_attention
 from mrl.models.kernels.buckets import segment_buckets
 from mrl.models.kernels.experts import grouped_swiglu
+from mrl.models.kernels.segment_tree import SegmentTree
 from mrl.resharding.transfer import fp8
 from mrl.resharding.wire.digest import weighted_sum
 from mrl.training.logprobs import logprobs_and_entropy
@@ -159,7 +160,9 @@ def test_attention(device, sizes, name, heads, groups, width, value_width, sinks
     window = sizes.window if windowed else 0
     lengths = _segments(sizes)
     tokens = int(lengths.sum())
-    buckets = segment_buckets(lengths, dtype=torch.bfloat16, device=device, window=window)
+    buckets = segment_buckets(
+        SegmentTree.of_roots(lengths), dtype=torch.bfloat16, device=device, window=window
+    )
     scale = 1 / math.sqrt(width)
     query, key = _random(device, tokens, heads, width), _random(device, tokens, groups, width)
     value = _random(device, tokens, groups, value_width)

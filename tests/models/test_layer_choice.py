@@ -13,6 +13,7 @@ from torch.nn import functional
 from mrl.config.sections.training import LayoutSection, TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.kernels.rotary import RotaryTable
+from mrl.models.kernels.segment_tree import SegmentTree
 from mrl.models.megatron.layer_choice import LayerChoice, choose_layers
 from mrl.models.megatron.packed_attention import FusedPackedAttention, PackedAttention, core_attention
 from mrl.models.megatron.packed_segments import PackedSegments, pack_segments
@@ -103,7 +104,8 @@ def test_segments_carry_all_that_megatron_hands_to_the_fused_kernels() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("latent", [False, True])
-def test_the_fused_attention_agrees_with_our_own(latent: bool) -> None:
+@pytest.mark.parametrize("parents", [[-1, -1, -1, -1], [-1, 0, 0, 1]], ids=["whole", "shared prefixes"])
+def test_the_fused_attention_agrees_with_our_own(parents: list[int], latent: bool) -> None:
     from megatron.core.transformer.enums import AttnMaskType
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
@@ -120,7 +122,7 @@ def test_the_fused_attention_agrees_with_our_own(latent: bool) -> None:
         bf16=True,
     )
     rotary = RotaryTable(Rope(1e4, width), max_length=512, dtype=torch.bfloat16, device=device)
-    lengths = np.array([300, 17, 130, 1])
+    tree = SegmentTree(np.array([300, 17, 130, 1]), np.array(parents))
     query, key, value = (
         torch.randn(448, count, size, device=device, dtype=torch.bfloat16, generator=rng).requires_grad_()
         for count, size in ((heads, width), (groups, width), (groups, value_width))
@@ -131,7 +133,7 @@ def test_the_fused_attention_agrees_with_our_own(latent: bool) -> None:
     )
     results = []
     for attention in (fused, PackedAttention(config, layer_number=1, **widths)):
-        packed = pack_segments(lengths, rotary=rotary, device=device, bucketed=attention.bucketed)
+        packed = pack_segments(tree, rotary=rotary, device=device, bucketed=attention.bucketed)
         options = {"attn_mask_type": AttnMaskType.causal, "packed_seq_params": packed}
         padded = functional.pad(value, (0, width - value_width))  # as Megatron's latent attention does
         output = attention(query, key, padded, None, **options)

@@ -11,6 +11,7 @@ import torch
 from mrl.models.kernels.attention import packed_attention
 from mrl.models.kernels.buckets import bucket_length, plan_buckets, segment_buckets
 from mrl.models.kernels.rotary import RotaryTable
+from mrl.models.kernels.segment_tree import SegmentTree
 from mrl.models.kernels.zigzag import rank_positions
 from mrl.models.megatron.packed_attention import PackedAttention
 from mrl.models.megatron.packed_segments import pack_segments
@@ -57,7 +58,7 @@ def test_values_and_gradients(lengths: list[int]) -> None:
     q = torch.randn(total, 4, 8, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(total, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     rotary = RotaryTable(Rope(10000.0, 8), max_length=64, dtype=torch.float64, device=torch.device("cpu"))
-    packed = pack_segments(sizes, rotary=rotary, device=torch.device("cpu"))
+    packed = pack_segments(SegmentTree.of_roots(sizes), rotary=rotary, device=torch.device("cpu"))
     output = PackedAttention(CONFIG, layer_number=1)(q, k, v, None, packed_seq_params=packed)
     expected = by_segment(q, k, v, sizes)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)  # the table's angles are float32
@@ -74,7 +75,7 @@ def test_turned_queries_and_values_of_another_width(width: int) -> None:
     config = types.SimpleNamespace(**vars(CONFIG) | {"multi_latent_attention": True})
     lengths, cpu = np.array([7, 1, 30]), torch.device("cpu")
     rotary = RotaryTable(Rope(10000.0, 8), max_length=64, dtype=torch.float64, device=cpu)
-    packed = pack_segments(lengths, rotary=rotary, device=cpu)
+    packed = pack_segments(SegmentTree.of_roots(lengths), rotary=rotary, device=cpu)
     q, k = (torch.randn(38, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     v = torch.randn(38, 4, width, dtype=torch.float64, requires_grad=True)
     out = PackedAttention(config, layer_number=1, softmax_scale=0.3)(q, k, v, None, packed_seq_params=packed)
@@ -114,10 +115,43 @@ def test_sinks_and_windows(cp: int, window: int) -> None:
     local, gathered = ranks[-1], np.concatenate(ranks)
     expected = torch.cat(outputs)[local]
     options = {"cp": cp, "rank": cp - 1, "window": window}
-    buckets = segment_buckets(lengths, dtype=torch.float64, device=cpu, **options)
+    buckets = segment_buckets(SegmentTree.of_roots(lengths), dtype=torch.float64, device=cpu, **options)
     output = packed_attention(
         q[local], k[gathered], v[gathered], buckets, scale=scale, sinks=sinks, windowed=bool(window)
     )
+    torch.testing.assert_close(output, expected)
+    weight = torch.randn_like(expected)
+    ours = torch.autograd.grad((output * weight).sum(), (q, k, v, sinks))
+    theirs = torch.autograd.grad((expected * weight).sum(), (q, k, v, sinks))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("window", [0, 1, 4, 31])
+def test_segments_that_continue_a_prefix(window: int) -> None:
+    """Compare with each sequence alone, prefix and all; two levels, rows of unequal length in a bucket."""
+    tree = SegmentTree(np.array([9, 6, 5, 30, 3, 2]), np.array([-1, 0, 0, 0, 3, -1]))
+    scale, starts = 0.3, tree.starts()
+    q = torch.randn(55, 4, 8, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(55, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    sinks = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    outputs = []
+    for segment in range(len(tree.lengths)):
+        path = (*tree.prefix(segment), segment)
+        rows = torch.cat([torch.arange(starts[part], starts[part + 1]) for part in path])
+        keys, values = (x[rows].repeat_interleave(2, dim=1) for x in (k, v))
+        scores = scale * torch.einsum("ihd,jhd->hij", q[rows], keys)
+        seen = torch.ones(len(rows), len(rows)).tril().bool()
+        if window:
+            seen &= torch.ones(len(rows), len(rows)).triu(1 - window).bool()
+        scores = scores.masked_fill(~seen, float("-inf"))
+        shares = torch.cat((scores, sinks.view(4, 1, 1).expand(-1, len(rows), 1)), -1).softmax(-1)
+        whole = torch.einsum("hij,jhd->ihd", shares[..., :-1], values).flatten(1)
+        outputs.append(whole[-tree.lengths[segment] :])
+    expected = torch.cat(outputs)
+    buckets = segment_buckets(tree, dtype=torch.float64, device=torch.device("cpu"), window=window)
+    assert len(buckets.queries.shapes) < len(tree.lengths)  # segments 1 and 2 are one bucket
+    output = packed_attention(q, k, v, buckets, scale=scale, sinks=sinks, windowed=bool(window))
     torch.testing.assert_close(output, expected)
     weight = torch.randn_like(expected)
     ours = torch.autograd.grad((output * weight).sum(), (q, k, v, sinks))

@@ -115,6 +115,9 @@ class TrainingSection(Section):
     on CPU, bfloat16 on GPUs."""
     microbatch_tokens: int = Field(default=4096, ge=1)
     """Pack at most this many tokens into a micro-batch (a longer sample is a micro-batch of its own)."""
+    share_prefixes: Literal["auto"] | bool = "auto"
+    """Compute the tokens that samples of a group share, such as their prompt, once per micro-batch, if that
+    saves 10 % of a batch's tokens; auto: unless cp is above 1 or the model has delta nets."""
     spec: Literal["auto", "transformer_engine", "local"] = "auto"
     """Train Transformer Engine's fused layers, or Megatron's and our own (local); auto takes Transformer
     Engine's if it is installed, on a GPU, and supports the model's attention (not gpt-oss's). A checkpoint of
@@ -150,6 +153,11 @@ class TrainingSection(Section):
     """Train low-rank adapters on frozen weights (the critic is trained whole); null: all weights."""
 
     def faults(self) -> Iterator[str]:
+        if self.share_prefixes is True and self.layout.cp > 1:
+            yield (
+                f"training.share_prefixes = true with training.layout.cp = {self.layout.cp} is not "
+                "implemented; set it to auto"
+            )
         if self.lora is not None and "routed_experts" in self.lora.targets and self.layout.etp > 1:
             yield (
                 f"training.lora.targets: routed_experts with training.layout.etp = {self.layout.etp} is not "

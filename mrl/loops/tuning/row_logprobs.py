@@ -19,6 +19,7 @@ from mrl.files import replace_durably
 from mrl.samples import TrainBatch
 from mrl.training.hf import base
 from mrl.training.platform.parallel import gather_entries, run_on_rank_zero
+from mrl.training.prefixes import with_shared_prefixes
 from mrl.training.worker import MegatronWorker
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 5e-2}
@@ -34,7 +35,8 @@ Scores = Mapping[int, np.ndarray]
 
 def own_share(batch: TrainBatch, worker: MegatronWorker) -> TrainBatch:
     """Return the rows of this data-parallel rank: every dp-th row, a pair counting as one."""
-    return batch.select(np.flatnonzero(batch.group_ids % worker.layout.dp == worker.place.dp))
+    share = batch.select(np.flatnonzero(batch.group_ids % worker.layout.dp == worker.place.dp))
+    return with_shared_prefixes(share) if worker.shares_prefixes else share
 
 
 def row_logprobs(

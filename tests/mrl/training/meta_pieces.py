@@ -31,6 +31,7 @@ from mrl.models.kernels.buckets import segment_buckets
 from mrl.models.kernels.delta_rule import gated_delta_rule, gates, short_convolution
 from mrl.models.kernels.experts import Biases, Clamped, grouped_clamped, grouped_swiglu
 from mrl.models.kernels.rotary import RotaryTable, rotate, rotate_pairs
+from mrl.models.kernels.segment_tree import SegmentTree
 from mrl.models.kernels.slots import to_slots
 from mrl.models.kernels.zigzag import padded
 from mrl.models.layout import Layout
@@ -185,7 +186,9 @@ def attention(window: int, *, sinks: bool) -> None:
 def masked_attention() -> None:
     """Attend as a context-parallel rank, whose masks cover all pairs: short segments here."""
     lengths, cp = padded(np.array([100, 7]), 2), 2
-    buckets = segment_buckets(lengths, dtype=torch.bfloat16, device=META, cp=cp, window=WINDOW)
+    buckets = segment_buckets(
+        SegmentTree.of_roots(lengths), dtype=torch.bfloat16, device=META, cp=cp, window=WINDOW
+    )
     count = int(lengths.sum())
     query, key, value = made(count // cp, HEADS, WIDTH), *(made(count, GROUPS, WIDTH) for _ in range(2))
     for windowed in (False, True):

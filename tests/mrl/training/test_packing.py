@@ -35,9 +35,9 @@ def test_pack_keeps_tokens_in_their_places(tp: int, cp: int) -> None:
     seen = np.concatenate([item.token_index for item in packed])
     assert sorted(seen.tolist()) == list(range(batch.num_tokens))
     for item in packed:
-        assert item.lengths.sum() == len(item.tokens) and len(item.tokens) % (tp * cp) == 0
+        assert item.tree.num_tokens == len(item.tokens) and len(item.tokens) % (tp * cp) == 0
         assert len(item.tokens) <= 50 + token_multiple(tp=tp, cp=cp)
-        assert cp == 1 or (item.lengths % (2 * cp) == 0).all()
+        assert cp == 1 or (item.tree.lengths % (2 * cp) == 0).all()
         np.testing.assert_array_equal(item.tokens[item.places], batch.tokens[item.token_index])
         assert not np.delete(item.tokens, item.places).any()
 

@@ -56,10 +56,19 @@ class DotProductAttention(TransformerEngineBaseModule):
         attn_mask_type: str | None = None,
         pad_between_seqs: None = None,
     ) -> Tensor:
-        """query [N, H, D], key [N, G, D], value [N, G, D] -> [N, H x D], causal inside each segment."""
+        """query [N, H, D], key [M, G, D], value [M, G, D] -> [N, H x D], causal inside each segment.
+
+        With the mask padding_causal_bottom_right a segment's queries are the last of its keys' positions.
+        """
         tensors = query_layer, key_layer, value_layer
-        assert qkv_format == "thd" and attn_mask_type == "padding_causal" and attention_mask is None
-        assert cu_seqlens_q is not None and cu_seqlens_kv is not None and max_seqlen_q == max_seqlen_kv
+        assert qkv_format == "thd" and attention_mask is None
+        assert cu_seqlens_q is not None and cu_seqlens_kv is not None
+        sizes = [bounds.diff().tolist() for bounds in (cu_seqlens_q, cu_seqlens_kv, cu_seqlens_kv)]
+        assert (max_seqlen_q, max_seqlen_kv) == (max(sizes[0]), max(sizes[1]))
+        if attn_mask_type == "padding_causal":
+            assert sizes[0] == sizes[1], "queries would be the first of longer keys' positions"
+        else:
+            assert attn_mask_type == "padding_causal_bottom_right"
         if any(x.dtype not in (torch.bfloat16, torch.float16) for x in tensors):
             raise ValueError(f"no fused kernel takes packed {[x.dtype for x in tensors]}")
         widths = key_layer.shape[-1], value_layer.shape[-1]
@@ -68,11 +77,12 @@ class DotProductAttention(TransformerEngineBaseModule):
                 f"keys and values of widths {widths}, made for {self.key_width, self.value_width}"
             )
         outputs = []
-        sizes = cu_seqlens_q.diff().tolist()
-        for segment in zip(*(x.split(sizes) for x in tensors), strict=True):
+        parts = (x.split(counts) for x, counts in zip(tensors, sizes, strict=True))
+        for segment in zip(*parts, strict=True):
             q, k, v = (x.transpose(0, 1)[None] for x in segment)
+            seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
             out = functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=self.scale, enable_gqa=True
+                q, k, v, attn_mask=seen, scale=self.scale, enable_gqa=True
             )
             outputs.append(out[0].transpose(0, 1).flatten(1))
         return torch.cat(outputs)
