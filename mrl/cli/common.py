@@ -12,7 +12,7 @@ _STOPPED = ("99 stopped by SIGUSR1, to be queued again", "128 + n stopped by sig
 _QUICK, _RUN = "configs/quickstart.yaml", "runs/quickstart"
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "train": (f"train {_QUICK} loop.steps=20", *EXITS, "4 done, but nothing learned", *_STOPPED),
-    "tune": ("tune configs/tune_dpo.yaml", *EXITS, *_STOPPED),
+    "tune": ("tune configs/quickstart.yaml configs/tune_dpo.yaml", *EXITS, *_STOPPED),
     "make": ("make arithmetic --out data/arithmetic",),
     "data": (f"data {_QUICK}",),
     "convert": ("convert model.gguf --out models/moe --experts 4",),
