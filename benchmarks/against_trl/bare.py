@@ -145,7 +145,7 @@ class _Megatron:
         self._optimizer.step()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port of this machine that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -158,12 +158,7 @@ def _start_alone() -> None:
     from mrl.training.platform.parallel import start_process_groups
 
     start_process_groups(
-        Layout(),
-        rank=0,
-        world_size=1,
-        store=f"tcp://127.0.0.1:{_free_port()}",
-        seed=1,
-        collective_seconds=600,
+        Layout(), rank=0, world_size=1, store=f"tcp://127.0.0.1:{free_port()}", seed=1, collective_seconds=600
     )
 
 

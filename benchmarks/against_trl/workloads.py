@@ -93,7 +93,7 @@ def write_model(folder: Path, work: Workload) -> None:
         "num_experts_per_tok": 2,
         "moe_intermediate_size": work.expert_width,
         "norm_topk_prob": True,
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": max(1024, work.max_length),
         "bos_token_id": None,
         "eos_token_id": 0,
         "pad_token_id": 0,

@@ -19,7 +19,7 @@ from mrl.capacity.host_memory import (
 )
 from mrl.capacity.judge_memory import judge_bytes
 from mrl.capacity.memory_timeline import Event, SlotMemory, timeline, timeline_of_pools
-from mrl.capacity.model_facts import critic_facts, find_facts
+from mrl.capacity.model_facts import critic_facts, find_facts, teacher_facts
 from mrl.capacity.phase_deadlines import Wait, waits
 from mrl.capacity.rollout_memory import EngineMemory, engine_memory
 from mrl.capacity.saving import Exporting, Saving, exporting, saves, saving
@@ -42,6 +42,8 @@ from mrl.capacity.training_memory import (
 )
 from mrl.config.root import Config
 from mrl.models.adapters import num_elements
+from mrl.models.families import layout_for
+from mrl.models.hf_config import different_values
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
 
@@ -85,7 +87,7 @@ class Estimate:
     @cached_property
     def microbatches(self) -> tuple[int, int]:
         """Tokens of the largest micro-batch, and micro-batches per update and data-parallel rank."""
-        return microbatches(self.config, self.work)
+        return microbatches(self.config, self.work, self.facts)
 
     @cached_property
     def stages(self) -> list[RankMemory]:
@@ -114,6 +116,19 @@ class Estimate:
         return stage_memory(critic_facts(self.config, self.facts), training, value_head=True)
 
     @cached_property
+    def _teachers(self) -> list[tuple[int, bool]]:
+        """Bytes of each teacher's weights on its fullest rank, and True if it is a model of its own, which is
+        on the device during its pass."""
+        training, sizes = self.config.training, []
+        for facts in teacher_facts(self.config, self.facts):
+            layout = layout_for(facts.hf, self.layout)
+            chosen = training.layout.model_copy(update={"ep": layout.ep, "etp": layout.etp})
+            stages = stage_memory(facts, training.model_copy(update={"layout": chosen, "lora": None}))
+            apart = bool(different_values(self.facts.hf, facts.hf))
+            sizes.append((max(stage.weights for stage in stages), apart))
+        return sizes
+
+    @cached_property
     def fullest_stage(self) -> int:
         """Stage whose update needs most memory."""
         return max(range(len(self.stages)), key=lambda stage: self.stages[stage].total)
@@ -137,7 +152,8 @@ class Estimate:
             critic=rank.critic.total,
             activations=rank.activations.kept,
             working=rank.activations.working,
-            teacher_targets=teacher_target_bytes(self.config, self.facts, self.work),
+            teacher_targets=teacher_target_bytes(self.config, self.facts, self.work)
+            + max((size for size, apart in self._teachers if apart), default=0),
             log_prob_working=head_bytes(facts, self.config.training, self.layout, tokens, backward=False),
             engine_weights=self.engine.weights + self.engine.derived,
             engine_working=self.engine.working,
@@ -166,7 +182,7 @@ class Estimate:
             offloaded=((slot.weights + slot.optimizer + slot.critic) * self.offloads + self.resting_bytes)
             * ranks,
             reference=slot.weights * num_earlier_weights(self.config) * ranks,
-            teachers=slot.weights * self.config.algorithm.num_teachers * ranks,
+            teachers=sum(size for size, _ in self._teachers) * ranks,
             saving=self.saving.host_bytes * saves(self.config),
             export=self.exporting.host_bytes * exports,
         )

@@ -61,6 +61,19 @@ def critic_facts(config: Config, policy: ModelSize) -> ModelSize:
     return find_facts(ModelSection(path=config.critic.path, max_length=config.model.max_length))
 
 
+def teacher_facts(config: Config, policy: ModelSize) -> list[ModelSize]:
+    """Return the facts of each teacher's model; the policy's for folders without a config.json."""
+    section = config.algorithm.distillation
+    folders = () if section is None else section.folders
+    length = config.model.max_length
+    return [
+        find_facts(ModelSection(path=folder, max_length=length))
+        if Path(folder, "config.json").is_file()
+        else policy
+        for folder in folders
+    ]
+
+
 def _read(path: Path, origin: str) -> ModelSize:
     try:
         return ModelSize(language_model(json.loads(path.read_text(encoding="utf-8"))), origin)

@@ -15,7 +15,7 @@ from mrl.capacity.hardware import Hardware
 from mrl.capacity.rollout_memory import EngineMemory
 from mrl.config.root import Config
 from mrl.config.sections.rollout import RolloutSection
-from mrl.config.sections.training import TrainingSection
+from mrl.config.sections.training import MIN_PREFIX_SAVING, TrainingSection
 from mrl.models.facts import ModelSize
 from mrl.models.layout import Layout
 
@@ -28,6 +28,7 @@ class Work:
     """Samples, tokens and passes of one step."""
 
     samples: int
+    samples_per_prompt: int
     prompt_tokens: float
     """Mean prompt: half of the longest."""
     response_tokens: float
@@ -58,6 +59,14 @@ class Work:
         """Tokens of a step."""
         return self.samples * self.sample_tokens
 
+    def computed(self, *, shares_prefixes: bool) -> tuple[float, float]:
+        """Return the tokens that a pass of the trainer computes, and attention's pairs of them."""
+        pairs = self.tokens * self.sample_tokens / 2
+        saved = (self.samples - self.samples / self.samples_per_prompt) * self.prompt_tokens
+        if not shares_prefixes or saved < MIN_PREFIX_SAVING * self.tokens:
+            return self.tokens, pairs
+        return self.tokens - saved, pairs - saved * self.prompt_tokens / 2
+
 
 def work_of(config: Config, hardware: Hardware) -> Work:
     """Return the amounts of one step of a configuration."""
@@ -66,6 +75,7 @@ def work_of(config: Config, hardware: Hardware) -> Work:
     taught, reference = algorithm.distillation is not None, _call_of_reference(config)
     return Work(
         samples=config.loop.prompts_per_step * config.loop.samples_per_prompt,
+        samples_per_prompt=config.loop.samples_per_prompt,
         prompt_tokens=min(config.data.max_prompt_tokens, config.model.max_length - longest) / 2,
         response_tokens=longest * hardware.mean_response_fraction,
         longest_response=longest,
@@ -85,7 +95,7 @@ def _call_of_reference(config: Config) -> ReferencePass:
     return "update" if config.algorithm.reference_in_update else "pass"
 
 
-def microbatches(config: Config, work: Work) -> tuple[int, int]:
+def microbatches(config: Config, work: Work, facts: ModelSize) -> tuple[int, int]:
     """Return (tokens of the largest micro-batch, micro-batches per update and data-parallel rank).
 
     A sample longer than microbatch_tokens is a micro-batch of its own, so the longest one limits the memory;
@@ -95,7 +105,9 @@ def microbatches(config: Config, work: Work) -> tuple[int, int]:
     updates = min(config.algorithm.minibatches, config.loop.prompts_per_step)
     share = math.ceil(work.samples / (config.training.layout.dp * updates)) * longest
     tokens = max(min(config.training.microbatch_tokens, share), longest)
-    per_rank = work.tokens / config.training.layout.dp / config.algorithm.minibatches
+    shares = config.training.may_share_prefixes(delta_nets=facts.delta_nets)
+    computed, _ = work.computed(shares_prefixes=shares)
+    per_rank = computed / config.training.layout.dp / config.algorithm.minibatches
     typical = max(float(config.training.microbatch_tokens), work.sample_tokens)
     return tokens, max(1, math.ceil(per_rank / typical))
 
@@ -193,7 +205,8 @@ def training_time(
         efficiency *= hardware.local_efficiency
     full_rate = layout.world_size * hardware.peak_flops * efficiency
     rate = full_rate * (1 - bubble)
-    forward = facts.forward_flops(work.tokens, work.tokens * work.sample_tokens / 2)
+    shares = training.may_share_prefixes(delta_nets=facts.delta_nets)
+    forward = facts.forward_flops(*work.computed(shares_prefixes=shares))
     no_bubble = work.reference in ("pass", "update")  # the other passes already fill and drain the pipeline
     factor = {"off": 3.0, "selective": 3.4, "full": 4.0}[training.recompute]
     crosses_nodes = layout.tp * layout.dp * layout.cp > hardware.gpus_per_node

@@ -68,7 +68,7 @@ class SampleBalancer:
         """Return the batch with each sample's micro-batch, and the sample positions of each rank, in order.
 
         Every sample is in exactly one rank's part; parts may be empty. Deterministic. Prefixes are shared if
-        that saves MIN_SAVING of the batch's tokens, by parts of groups that leave the ranks balanced.
+        that saves MIN_PREFIX_SAVING of the batch's tokens, by parts of groups that leave the ranks balanced.
         """
         assert not batch.whole_groups, "whole groups are assigned by their maker"
         lengths = padded(batch.lengths(), self.cp).astype(np.int64)

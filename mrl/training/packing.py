@@ -62,15 +62,25 @@ def _parts(batch: TrainBatch, *, max_tokens: int, cp: int) -> list[np.ndarray]:
         fitting = [fitting_parts(batch, part, max_tokens=max_tokens) for part in parts]
         return [samples for part in fitting for samples, _ in part]
     lengths = padded(batch.lengths(), cp)
-    if not batch.whole_groups or not len(lengths):
+    if not len(lengths) or not (batch.whole_groups or batch.shares_prefixes):
         return split_samples(lengths, max_tokens=max_tokens)
+    units, sizes = _group_units(batch, lengths, max_tokens)
+    dealt = split_samples(np.array(sizes), max_tokens=max_tokens)
+    return [np.concatenate([units[number] for number in part]) for part in dealt]
+
+
+def _group_units(
+    batch: TrainBatch, lengths: np.ndarray, max_tokens: int
+) -> tuple[list[np.ndarray], list[int]]:
+    """Return the samples to compute in one micro-batch, and their tokens: groups, or fitting parts of them
+    that share prefixes."""
     groups = batch.groups()
-    if batch.shares_prefixes:
-        sizes = np.array([prefix_tree(batch, group)[0].num_tokens for group in groups])
-    else:
-        sizes = np.array([int(lengths[group].sum()) for group in groups])
-    dealt = split_samples(sizes, max_tokens=max_tokens)
-    return [np.concatenate([groups[number] for number in part]) for part in dealt]
+    if not batch.shares_prefixes:
+        return groups, [int(lengths[group].sum()) for group in groups]
+    if batch.whole_groups:
+        return groups, [prefix_tree(batch, group)[0].num_tokens for group in groups]
+    parts = [part for group in groups for part in fitting_parts(batch, group, max_tokens=max_tokens)]
+    return [samples for samples, _ in parts], [tree.num_tokens for _, tree in parts]
 
 
 def pack_samples(batch: TrainBatch, samples: np.ndarray, *, tp: int = 1, cp: int = 1) -> Microbatch:

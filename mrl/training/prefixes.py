@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mrl.config.sections.training import TrainingSection
+from mrl.config.sections.training import MIN_PREFIX_SAVING, TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
 from mrl.models.family import HfConfig
@@ -22,32 +22,30 @@ from mrl.samples import TrainBatch
 
 MIN_SHARED_TOKENS = 16
 """Repeat fewer common tokens: each segment is a row of its own in the attention's buckets."""
-MIN_SAVING = 0.1
-"""Share prefixes if this share of a batch's tokens is then not computed."""
 
 
 def shares_prefixes(training: TrainingSection, hf: HfConfig) -> bool:
     """Return True if passes over a model with config.json `hf` may share prefixes. Raise ConfigError if the
     setting asks for it and the model cannot."""
     family = family_of(hf)
-    has_delta_nets = any(family.is_delta_net(hf, number) for number in range(hf["num_hidden_layers"]))
-    if training.share_prefixes is True and has_delta_nets:
+    delta_nets = sum(family.is_delta_net(hf, number) for number in range(hf["num_hidden_layers"]))
+    if training.share_prefixes is True and delta_nets:
         raise ConfigError(
             "training.share_prefixes = true: the model has delta nets, whose state cannot branch yet; set it "
             "to auto"
         )
-    return bool(training.share_prefixes) and training.layout.cp == 1 and not has_delta_nets
+    return training.may_share_prefixes(delta_nets=delta_nets)
 
 
 def with_shared_prefixes(batch: TrainBatch) -> TrainBatch:
-    """Return the batch, sharing prefixes if that saves MIN_SAVING of its tokens."""
+    """Return the batch, sharing prefixes if that saves MIN_PREFIX_SAVING of its tokens."""
     count = sum(prefix_tree(batch, group)[0].num_tokens for group in batch.groups())
     return dataclasses.replace(batch, shares_prefixes=saves_enough(count, batch))
 
 
 def saves_enough(num_computed: int, batch: TrainBatch) -> bool:
-    """Return True if computing so many tokens instead of all saves MIN_SAVING."""
-    return num_computed <= (1 - MIN_SAVING) * batch.num_tokens
+    """Return True if computing so many tokens instead of all saves MIN_PREFIX_SAVING."""
+    return num_computed <= (1 - MIN_PREFIX_SAVING) * batch.num_tokens
 
 
 def prefix_tree(batch: TrainBatch, samples: np.ndarray) -> tuple[SegmentTree, np.ndarray]:

@@ -23,20 +23,17 @@ from torch import Tensor
 from mrl.algorithms.losses import gradient_frac
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
-from mrl.errors import ConfigError
 from mrl.models.adapters import adapters
-from mrl.models.families import family_of
 from mrl.models.layout import Layout, RankCoordinates
-from mrl.models.megatron.build import build_chunks
 from mrl.models.megatron.lora_parameters import LowRankPair, add_adapters
-from mrl.models.tensors import LocalTensor, Spec
+from mrl.models.tensors import LocalTensor
 from mrl.resharding.transfer.proof import ReadBoxes
 from mrl.resharding.wire.exportable import exportable_allocations
-from mrl.reward_labels import has_score, require_one_score, reward_model_config
 from mrl.samples import TrainBatch
 from mrl.training.adapters import Adapters
 from mrl.training.checkpoint.training_state import TrainingState
-from mrl.training.hf import hf_folder, read_values
+from mrl.training.hf import read_values
+from mrl.training.loaded_model import LoadedModel
 from mrl.training.optimizer import Optimizer
 from mrl.training.pass_options import PassOptions
 from mrl.training.passes import Objective, ParameterSwap, Passes
@@ -47,11 +44,8 @@ from mrl.training.teacher_targets import TargetsOfTeachers
 
 log = logging.getLogger(__name__)
 
-HEAD = "output_layer.weight"
-"""Megatron's name of the output layer, which in a critic or reward model is the value head."""
 
-
-class TrainedModel:
+class TrainedModel(LoadedModel):
     """A trained model: the policy, or with a value head a critic or a reward model. The head starts at 0, or
     as the score of a loaded reward model."""
 
@@ -69,19 +63,11 @@ class TrainedModel:
     ) -> None:
         """Build this rank's part with random weights on existing process groups. `seed` is for adapters; with
         `replays` batches may contain routes."""
-        self.layout, self.place, self.device = layout, place, device
-        hf_config = hf_folder.read_config(model.path)
-        if has_value_head:
-            require_one_score(hf_config, source=model.path)
-        self.hf_config = reward_model_config(hf_config) if has_value_head else hf_config
-        self.family = family_of(self.hf_config)
-        self.dtype = getattr(torch, training.dtype)
-        self._is_critic = has_value_head
-        self.chunks = build_chunks(
-            self.hf_config,
+        super().__init__(
+            model,
             training,
-            layout,
-            max_length=model.max_length,
+            layout=layout,
+            place=place,
             device=device,
             has_value_head=has_value_head,
             replays=replays,
@@ -104,7 +90,7 @@ class TrainedModel:
         )
         self._loss = float("nan")
         """Loss of the gradients that wait for step(); NaN without any."""
-        self._located = self._match_names(training.dtype)
+        self._located = self.match_names(training.dtype)
         self._folder: Path | None = None
         """Hugging Face folder whose weights the parameters still equal."""
 
@@ -126,30 +112,6 @@ class TrainedModel:
         )
         return add_adapters(self.chunks.models, table, scale=lora.scale, seed=seed)
 
-    def _match_names(self, dtype: str) -> list[tuple[LocalTensor, Tensor]]:
-        """Pair the name table's tensors with the real parameters; raise ConfigError for any difference."""
-        real = {
-            (chunk, name): parameter
-            for chunk, model in enumerate(self.chunks.models)
-            for name, parameter in model.weights().items()
-        }
-        table = self.family.local_tensors(
-            self.hf_config, self.layout, self.place, dtype=dtype, spec=self.spec
-        )
-        named = {(local.chunk, local.name): local for local in table}
-        if real.keys() != named.keys():
-            raise ConfigError(
-                f"name table of {self.family.model_type} and Megatron disagree on rank {self.place.rank}: "
-                f"only in the table {sorted(named.keys() - real.keys())[:4]}, "
-                f"only in Megatron {sorted(real.keys() - named.keys())[:4]}"
-            )
-        for key, local in named.items():
-            if tuple(real[key].shape) != local.shape:
-                raise ConfigError(
-                    f"{local.name}: shape {local.shape} in the table, {tuple(real[key].shape)} in Megatron"
-                )
-        return [(local, real[local.chunk, local.name]) for local in table]
-
     @torch.no_grad()
     def load_hf(self, path: str | Path) -> None:
         """Stream a Hugging Face folder into this rank's parameters and master weights."""
@@ -162,19 +124,7 @@ class TrainedModel:
 
     def load_parameters(self, path: str | Path) -> None:
         """Stream a Hugging Face folder into this rank's parameters only."""
-        hf_config = self.hf_config
-        targets = [(local, parameter.data) for local, parameter in self._located]
-        if self._is_critic and not has_score(folder_config := hf_folder.read_config(path)):
-            hf_config, targets = (
-                folder_config,
-                [(local, data) for local, data in targets if local.name != HEAD],
-            )
-        untrained = read_values.load_folder(path, self.family, hf_config, targets)
-        if untrained and self.place.rank == 0 and not self._is_critic:
-            prefixes = ", ".join(
-                (*self.family.untrained_prefixes(self.hf_config), *self.family.copied_prefixes)
-            )
-            log.warning("%s: %d tensors under %s are not trained", path, len(untrained), prefixes)
+        self.fill(path, self._located)
 
     def loaded_boxes(self) -> ReadBoxes | None:
         """Return a reader of the folder whose weights the parameters equal; None after any change."""
@@ -187,11 +137,6 @@ class TrainedModel:
     def local_tensors(self) -> list[tuple[LocalTensor, Tensor, int, int]]:
         """Return (description, parameter view, buffer index, byte offset there), in the table's order."""
         return [(local, parameter.data, *self.memory.locate(parameter)) for local, parameter in self._located]
-
-    @property
-    def spec(self) -> Spec:
-        """Layer spec that names the parameters."""
-        return self.chunks.choice.spec
 
     def state(self) -> TrainingState:
         """Return the state that a checkpoint saves and restores."""
@@ -223,9 +168,9 @@ class TrainedModel:
         )
         parts = parts if self.place.tp == self.place.cp == 0 else []
         metrics = gradient_frac(reduce_metrics(parts, device=self.device))
-        if not self._is_critic:
+        if not self.has_value_head:
             metrics |= self.passes.expert_load.metrics()
-        if batch.routes is not None and not self._is_critic:
+        if batch.routes is not None and not self.has_value_head:
             metrics |= self.passes.replay.metrics()
         self._loss = metrics.get("loss", float("nan"))
         return metrics, arrays

@@ -24,14 +24,16 @@ from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
+from mrl.models.hf_config import different_values
 from mrl.observe.memory_use import memory_use
 from mrl.samples import Role, TrainBatch
 from mrl.training.checkpoint.atomic_save import Save, save_weights
 from mrl.training.checkpoint.loading import load_state
 from mrl.training.checkpoint.training_state import TrainingState
+from mrl.training.frozen_model import FrozenModel
 from mrl.training.hf import base, hf_folder
 from mrl.training.pass_options import DEFAULTS, PassOptions
-from mrl.training.passes import Objective, ParameterSwap
+from mrl.training.passes import Objective, ParameterSwap, Passes
 from mrl.training.platform import device_memory
 from mrl.training.platform.parallel import gather_entries, start_process_groups, stop_process_groups
 from mrl.training.prefixes import shares_prefixes
@@ -96,6 +98,8 @@ class MegatronWorker:
         """Checkpoint being written, until it is committed."""
         self._frozen: dict[str, Callable[[str], AbstractContextManager[None]]] = {}
         """Contexts that swap another model in for the policy: the reference, and teachers by folder."""
+        self._teachers: dict[str, FrozenModel] = {}
+        """Teachers of other shapes than the policy's, by folder."""
         weights = ""
         if load:
             self.policy.load_hf(model.path)
@@ -133,8 +137,19 @@ class MegatronWorker:
 
     @torch.no_grad()
     def add_teacher(self, path: str) -> None:
-        """Keep a Hugging Face folder's weights in host memory as a teacher; update() finds it by folder."""
-        self._frozen[path] = self._kept(path, "teacher")
+        """Keep a Hugging Face folder's weights in host memory as a teacher; update() finds it by folder.
+        Weights of the policy's shapes need only a snapshot, others a model."""
+        if not different_values(self.policy.hf_config, hf_folder.read_config(path)):
+            self._frozen[path] = self._kept(path, "teacher")
+            return
+        self._teachers[path] = FrozenModel(
+            path,
+            self.training,
+            max_length=self.model.max_length,
+            layout=self.layout,
+            place=self.place,
+            device=self.device,
+        )
 
     def _kept(self, path: str | Path, name: str) -> Callable[[str], AbstractContextManager[None]]:
         """Load a folder's weights through the policy's memory, and keep a snapshot of them."""
@@ -207,10 +222,19 @@ class MegatronWorker:
         numbers, lessons = batch.samples[TEACHER], []
         batch = dataclasses.replace(batch, routes=None)
         for number, path in enumerate(section.folders):
-            with self._acting_as("teacher", path):
-                samples = np.flatnonzero(numbers == number)
-                lessons.append(self.policy.passes.lesson(batch, samples))
+            with self._teaching(path) as passes:
+                lessons.append(passes.lesson(batch, np.flatnonzero(numbers == number)))
         return TargetsOfTeachers(section, [lesson for lesson in lessons if lesson is not None])
+
+    @contextlib.contextmanager
+    def _teaching(self, path: str) -> Iterator[Passes]:
+        """Yield passes of a teacher's weights."""
+        if (teacher := self._teachers.get(path)) is not None:
+            with torch.no_grad(), teacher.on_device() as passes:
+                yield passes
+            return
+        with self._acting_as("teacher", path):
+            yield self.policy.passes
 
     def _trained(self, role: Role) -> TrainedModel:
         if role == "policy":

@@ -17,6 +17,7 @@ from mrl.errors import ConfigError
 from mrl.launch.commands.teachers import check_domains, check_teachers
 from mrl.samples import Prompt
 from tests.launch.tiny_runs import words
+from tests.tiny_models import write_model
 
 
 @pytest.fixture
@@ -40,10 +41,26 @@ def test_the_policys_own_folder_may_teach(task: Path, teacher: Path) -> None:
     check_teachers(config(task, teacher, task / "model"))
 
 
-def test_a_teacher_of_other_shapes_is_refused(task: Path, teacher: Path) -> None:
-    rewrite(teacher, hidden_size=128, rms_norm_eps=1.0)
-    with pytest.raises(ConfigError, match=r"differ in hidden_size, rms_norm_eps of config\.json"):
-        check_teachers(config(task, task / "model", teacher))
+def test_a_teacher_of_other_shapes_may_teach(task: Path, teacher: Path) -> None:
+    write_model(
+        teacher, "llama", vocab_size=json.loads((task / "model/config.json").read_text())["vocab_size"]
+    )
+    check_teachers(config(task, task / "model", teacher))
+
+
+def test_a_teacher_that_the_layout_cannot_split_is_refused(task: Path, teacher: Path) -> None:
+    rewrite(teacher, num_attention_heads=3, num_key_value_heads=3)
+    setting = config(task, teacher)
+    layout = setting.training.layout.model_copy(update={"tp": 2})
+    training = setting.training.model_copy(update={"layout": layout})
+    with pytest.raises(ConfigError, match=r"distillation\.teachers: .*3"):
+        check_teachers(setting.model_copy(update={"training": training}))
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(task: Path, teacher: Path) -> None:
+    write_model(teacher, "llama", vocab_size=300)
+    with pytest.raises(ConfigError, match="has vocab_size = 300"):
+        check_teachers(config(task, teacher))
 
 
 def test_a_teacher_of_another_tokenizer_is_refused(task: Path, teacher: Path) -> None:
@@ -59,8 +76,8 @@ def test_a_teacher_of_another_tokenizer_is_refused(task: Path, teacher: Path) ->
 
 def test_all_faults_are_told_at_once(task: Path, teacher: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(teacher, tmp_path / "other"))
-    for folder, size in ((teacher, 128), (other, 256)):
-        rewrite(folder, hidden_size=size)
+    for folder in (teacher, other):
+        write_model(folder, "llama", vocab_size=300)
     with pytest.raises(ConfigError) as caught:
         check_teachers(config(task, teacher, other))
     assert len(str(caught.value).splitlines()) == 2

@@ -17,7 +17,7 @@ TEACHER = "teacher"
 
 
 class DistillationSection(Section):
-    """Teachers of the policy, with its shapes and vocabulary; docs/algorithms.md has the formulas."""
+    """Teachers of the policy, with its vocabulary; docs/algorithms.md has the formulas."""
 
     teachers: dict[str, str] = Field(min_length=1)
     """Map domains to teacher folders or hub names (rows without a domain are `default`); other domains have

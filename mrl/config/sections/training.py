@@ -105,6 +105,10 @@ class OptimizerSection(Section):
         return self.model_copy(update=changes)
 
 
+MIN_PREFIX_SAVING = 0.1
+"""Share prefixes if this share of a batch's tokens is then not computed."""
+
+
 class TrainingSection(Section):
     """Trainer (Megatron): layout, precision, memory, optimizer."""
 
@@ -178,6 +182,11 @@ class TrainingSection(Section):
             overlaps = max(layout.dp * layout.cp, layout.edp) > 1
         default = max(_BUCKET_SIZE, _BUCKET_SIZE_OF_A_REPLICA * layout.dp)  # Megatron's
         return (self.bucket_size or default) if overlaps else None
+
+    def may_share_prefixes(self, *, delta_nets: int) -> bool:
+        """Return True if passes over a model with so many layers of delta nets may share prefixes: their
+        states do not branch."""
+        return bool(self.share_prefixes) and self.layout.cp == 1 and not delta_nets
 
     def offloads(self, *, gpus: bool) -> bool:
         """Return True if the trainer leaves its slot's memory while engines generate."""

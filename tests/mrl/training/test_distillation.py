@@ -57,9 +57,35 @@ def oracle(folder: Path, teachers: list[Path], kind: str) -> tuple[float, float,
 )
 def test_an_update_has_the_gradient_of_whole_logits(layout, kind, one_rank_of, tmp_path) -> None:
     folder, _ = one_rank_of.of("qwen3_moe")
-    teachers = [write_model(tmp_path / str(seed), "qwen3_moe", seed=seed) for seed in (7, 8)]
+    check(
+        folder, [write_model(tmp_path / str(seed), "qwen3_moe", seed=seed) for seed in (7, 8)], layout, kind
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        ({"ep": 2, "dp": 2}, "reverse"),
+        pytest.param({}, "forward", marks=pytest.mark.slow),
+        pytest.param({"tp": 2, "ep": 2}, "jsd", marks=pytest.mark.slow),
+        pytest.param({"pp": 2, "vpp": 2}, "jsd", marks=pytest.mark.slow),
+        pytest.param({"cp": 2}, "forward", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_teachers_of_other_families_and_widths(layout, kind, one_rank_of, tmp_path) -> None:
+    """A dense teacher, and a mixture that is wider than the policy, next to one of its shapes."""
+    folder, _ = one_rank_of.of("qwen3_moe")
+    dense = write_model(tmp_path / "dense", "llama", seed=7, hidden_size=48)
+    mixture = write_model(tmp_path / "mixture", "mixtral", seed=8)
+    check(folder, [dense, mixture], layout, kind)
+
+
+def check(folder: Path, teachers: list[Path], layout: dict[str, int], kind: str) -> None:
     section = DistillationSection(
-        teachers={str(n): str(path) for n, path in enumerate(teachers)}, divergence=kind, teachers_only=True
+        teachers={str(n): str(path) for n, path in enumerate(teachers)},
+        divergence=kind,  # type: ignore
+        teachers_only=True,
     )
     world = LayoutSection(**layout).world_size
     results = run_ranks(distillations.exact_step, world, str(folder), layout, section)
