@@ -141,10 +141,12 @@ def check_trackers(config: Config) -> None:
 
 
 def check_loss(config: Config) -> None:
-    """Check that a custom loss can be imported, accepts its options and returns a loss for tokens."""
+    """Check that a custom loss and estimator can be imported, accept their options and return numbers."""
+    from mrl.algorithms.advantages import try_estimator
     from mrl.algorithms.losses import try_loss
 
     try_loss(config.algorithm.loss)
+    try_estimator(config.algorithm.estimator)
 
 
 def check_reward_plugins(config: Config) -> None:

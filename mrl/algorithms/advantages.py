@@ -15,13 +15,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mrl.algorithms.groups import Groups
 from mrl.algorithms.tokens import Segments, check_samples, checked
+from mrl.algorithms.user_function import require_trial_passes, user_function
 from mrl.config.sections.algorithm import EstimatorSection
 
+_FUNCTION = "algorithm.estimator.function"
 DDOF = 1
 """Delta degrees of freedom of every standard deviation."""
 EPS = 1e-6
@@ -119,7 +122,8 @@ def estimate_advantages(section: EstimatorSection, rollouts: Rollouts) -> tuple[
     Returns are advantages + values for gae, the advantages (sums before whitening) for reinforce_pp and the
     process estimators, and undiscounted rewards-to-go for outcome estimators.
     """
-    advantages, returns = ESTIMATORS[section.name](rollouts, section)
+    estimator = custom if section.name == "custom" else ESTIMATORS[section.name]
+    advantages, returns = estimator(rollouts, section)
     return advantages.masked_fill(~rollouts.mask, 0.0), returns.masked_fill(~rollouts.mask, 0.0)
 
 
@@ -174,6 +178,66 @@ def grpo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]
 def dr_grpo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
     """Compute score minus group mean, not divided (arXiv 2503.20783); use it with aggregation 'constant'."""
     return _spread(rollouts, _scaled(rollouts, section, default="none"))
+
+
+def maxrl(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
+    """Compute (score - group mean) / group mean (arXiv 2602.02710).
+
+    For rewards of 0 and 1 and N samples, its expected gradient is that of the log-probability of success, as
+    the series of pass@k / k up to k = N - 1. Raise ValueError for a negative score.
+    """
+    scores = rollouts.scores()
+    if bool((scores < 0).any()):
+        sample = int((scores < 0).nonzero()[0, 0])
+        raise ValueError(
+            f"reward {float(scores[sample]):g} of sample {sample}: the estimator maxrl needs rewards of at "
+            "least 0; change the reward, its penalties or the estimator"
+        )
+    mean = (scores - rollouts.groups.centred(scores)).clamp(min=EPS)
+    values = _zero_degenerate_groups(rollouts, scores, rollouts.groups.centred(scores) / mean)
+    return _spread(rollouts, values)
+
+
+def custom(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
+    """Call the user's function; its result is [B], spread over each sample's tokens, or [N]."""
+    values = estimator_of(section)(rollouts)
+    if fault := _fault(values, rollouts):
+        raise ValueError(f"{_FUNCTION} = {section.function}: {fault}")
+    if len(values) == rollouts.segments.count:
+        return _spread(rollouts, values.double().masked_fill(~rollouts.groups.active, 0.0))
+    return values.double(), rewards_to_go(rollouts.rewards, rollouts.mask, rollouts.segments, gamma=1.0)
+
+
+def estimator_of(section: EstimatorSection) -> Callable[[Rollouts], Tensor]:
+    """Return the user's function with its options bound; raise ConfigError if it cannot be imported or
+    called."""
+    assert section.function is not None, "checked by the section"
+    return user_function(section.function, section.options, setting=_FUNCTION, takes=["rollouts"])
+
+
+def try_estimator(section: EstimatorSection) -> None:
+    """Call a user-defined estimator with two made-up groups. Raise ConfigError if it fails or does not return
+    one finite number per sample or token."""
+    if section.name != "custom":
+        return
+    function = estimator_of(section)
+    rollouts = Rollouts.of(
+        token_rewards=torch.tensor([0.0, 1.0, 0.0, 0.0, 0.5, 0.0, 1.0, 1.0], dtype=torch.float64),
+        mask=torch.tensor([False, True, False, True, True, True, True, True]),
+        segments=Segments.of(np.array([2, 2, 1, 3])),
+        group_ids=torch.tensor([0, 0, 1, 1]),
+    )
+    path = str(section.function)
+    require_trial_passes(path, lambda: _fault(function(rollouts), rollouts), setting=_FUNCTION)
+
+
+def _fault(values: object, rollouts: Rollouts) -> str:
+    """Return the error in a user-defined estimator's result; empty if there is none."""
+    sizes = rollouts.segments.count, len(rollouts.mask)
+    if not torch.is_tensor(values) or values.dim() != 1 or len(values) not in sizes:
+        shape = list(values.shape) if torch.is_tensor(values) else type(values).__name__
+        return f"it returned {shape}, not a tensor of {sizes[0]} samples or {sizes[1]} tokens"
+    return "" if bool(torch.isfinite(values).all()) else f"it returned {values.tolist()}"
 
 
 def gdpo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
@@ -233,7 +297,7 @@ def rloo_process(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor,
     return sums, sums
 
 
-OUTCOME_ESTIMATORS = frozenset({"reinforce_pp_baseline", "rloo", "grpo", "dr_grpo", "gdpo"})
+OUTCOME_ESTIMATORS = frozenset({"reinforce_pp_baseline", "rloo", "grpo", "dr_grpo", "gdpo", "maxrl"})
 """Estimators that use only a sample's sum of rewards and give all its tokens one advantage."""
 
 ESTIMATORS: dict[str, Callable[[Rollouts, EstimatorSection], tuple[Tensor, Tensor]]] = {
@@ -244,10 +308,12 @@ ESTIMATORS: dict[str, Callable[[Rollouts, EstimatorSection], tuple[Tensor, Tenso
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "gdpo": gdpo,
+    "maxrl": maxrl,
     "grpo_process": grpo_process,
     "rloo_process": rloo_process,
 }
-"""Name to estimator: (rollouts, section) -> (advantages [N], returns [N]), not yet cleared off the mask."""
+"""Name to estimator, but for the user's own: (rollouts, section) -> (advantages [N], returns [N]), not yet
+cleared off the mask."""
 
 
 def _scaled(rollouts: Rollouts, section: EstimatorSection, *, default: str) -> Tensor:

@@ -32,6 +32,8 @@ def weights(section: Correction, tokens: Tokens, rollout_logprobs: Tensor) -> Te
     With w_t per token and W = exp(mean of log w) over a sequence's tokens. off: 1. truncated: min(w_t, high).
     icepop: w_t inside [low, high], else 0. sequence_mask: W inside [low, high] keeps the sequence, with
     `token_weights` none (1), raw (w_t) or truncated (min(w_t, TOKEN_HIGH)). geometric: min(W, high).
+    off_policy_mask (arXiv 2512.02556, eq. 9): 0 where A < 0 and the sequence's mean of engine minus new
+    log-prob exceeds max_kl, which grows with the updates of a step; else 1.
     """
     log_ratios = _log_ratios(tokens, rollout_logprobs)
     per_token = torch.exp(log_ratios)
@@ -51,6 +53,10 @@ def weights(section: Correction, tokens: Tokens, rollout_logprobs: Tensor) -> Te
             values = kept.masked_fill(_outside(section, _geometric(log_ratios, tokens)), 0.0)
         case "geometric":
             values = _geometric(log_ratios, tokens).clamp(max=section.high)
+        case "off_policy_mask":
+            drift = (rollout_logprobs - tokens.logprobs).detach()
+            far = tokens.segments.to_tokens(tokens.segments.mean(drift, tokens.mask)) > section.max_kl
+            values = torch.ones_like(per_token).masked_fill(far & (tokens.advantages < 0), 0.0)
     return values.masked_fill(~tokens.mask, 0.0)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,32 @@ class Tokens(Packed):
     advantages: Tensor
     scores: Tensor | None = None
     """[N] raw reward of the token's sample, for user-defined losses."""
+    rollout_logprobs: Tensor | None = None
+    """[N] log-probs of the engine that sampled the tokens."""
+    ref_logprobs: Tensor | None = None
+    """[N] log-probs of the reference policy; None without one."""
+    entropy: Tensor | None = None
+    """[N] entropy of the policy before the token, nats, without gradient."""
+    staleness: Tensor | None = None
+    """[N] versions between the weights that sampled a token and those trained."""
 
     def ratio(self) -> Tensor:
         """Return the [N] importance ratio rho per token."""
         return torch.exp((self.logprobs - self.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+    def turns(self) -> Tensor:
+        """Return the [N] int64 number of a trained token's turn in its sequence, from 0: a turn is a run of
+        trained tokens."""
+        owner = self.segments.ids.masked_fill(~self.mask, -1)
+        starts = (self.mask & (owner != torch.cat((owner.new_full((1,), -1), owner[:-1])))).long()
+        counts = self.segments.sum(starts)
+        before = self.segments.to_tokens(counts.cumsum(0) - counts)
+        return (starts.cumsum(0) - 1 - before).clamp(min=0)
+
+    def groups(self) -> Tensor:
+        """Return the [N] int64 number of the prompt that the token's sample answers. Its other samples may be
+        in other micro-batches and on other ranks."""
+        return self.segments.to_tokens(self.segments.values["group"])
 
     def sequence_log_ratio(self) -> Tensor:
         """Return the [N] sum of log rho over the token's sequence, without gradient."""
@@ -69,6 +91,8 @@ class PerToken:
     """[N] bool: the lower bound stopped the gradient or changed the weight."""
     clipped_high: Tensor
     """[N] bool: the same for the upper bound."""
+    metrics: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    """[N] values by name, whose means over the trained tokens are reported as policy/custom/<name>."""
 
 
 Loss = Callable[[Tokens], PerToken]
@@ -123,6 +147,20 @@ def cispo(tokens: Tokens, section: sections.CispoLoss) -> PerToken:
     )
 
 
+def dppo_tv(tokens: Tokens, section: sections.DppoTvLoss) -> PerToken:
+    """Return -rho A, without tokens whose probability moved too far in the direction of A (arXiv 2602.04879).
+
+    The total variation between old and new policy, seen as choices of this token or any other, is the change
+    of its probability. Unlike a bound of the ratio, one of the probability lets rare tokens move freely.
+    """
+    change = (tokens.logprobs.exp() - tokens.old_logprobs.exp()).detach()
+    low = (change < -section.low) & (tokens.advantages < 0)
+    high = (change > section.high) & (tokens.advantages > 0)
+    ratio = tokens.ratio()
+    loss = (-ratio * tokens.advantages).masked_fill(low | high, 0.0)
+    return PerToken(loss=loss, ratio=ratio.detach(), clipped_low=low, clipped_high=high)
+
+
 def reinforce(tokens: Tokens, section: sections.ReinforceLoss | None = None) -> PerToken:
     """Return -A logprobs; the section has no constants."""
     never = torch.zeros_like(tokens.mask)
@@ -134,6 +172,7 @@ LOSSES: dict[type[sections.LossSection], Callable[..., PerToken]] = {
     sections.PpoClipLoss: ppo_clip,
     sections.GspoLoss: gspo,
     sections.CispoLoss: cispo,
+    sections.DppoTvLoss: dppo_tv,
     sections.ReinforceLoss: reinforce,
 }
 """Section class to loss function."""
@@ -166,13 +205,17 @@ def _made_up() -> Tokens:
     """Build responses of three and two tokens, one token outside the mask."""
     return Tokens(
         mask=torch.tensor([True, True, False, True, True]),
-        segments=Segments.of(np.array([3, 2])),
+        segments=Segments.of(np.array([3, 2]), values={"group": np.array([0, 0])}),
         num_tokens=torch.tensor(4.0),
         num_sequences=torch.tensor(2.0),
         logprobs=torch.tensor([-1.0, -0.5, 0.0, -2.0, -1.5], requires_grad=True),
         old_logprobs=torch.tensor([-1.2, -0.4, 0.0, -1.9, -1.5]),
         advantages=torch.tensor([0.7, 0.7, 0.0, -0.7, -0.7]),
         scores=torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0]),
+        rollout_logprobs=torch.tensor([-1.2, -0.4, 0.0, -1.9, -1.4]),
+        ref_logprobs=torch.tensor([-1.1, -0.5, 0.0, -1.9, -1.6]),
+        entropy=torch.tensor([0.9, 0.4, 0.0, 1.2, 1.1]),
+        staleness=torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0]),
     )
 
 
@@ -180,12 +223,13 @@ def _fault(result: object, tokens: Tokens) -> str:
     """Return the error in a loss's result for these tokens; empty if there is none."""
     if not isinstance(result, PerToken):
         return f"it returned {type(result).__name__}, not mrl.algorithms.losses.PerToken"
-    for field in dataclasses.fields(result):
-        values = getattr(result, field.name)
+    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    fields |= {f"metrics[{name!r}]": values for name, values in fields.pop("metrics").items()}
+    for name, values in fields.items():
         if not torch.is_tensor(values) or values.shape != tokens.mask.shape:
             shape = list(values.shape) if torch.is_tensor(values) else type(values).__name__
             return (
-                f"{field.name} of its result is {shape}, not a tensor with one value per token, "
+                f"{name} of its result is {shape}, not a tensor with one value per token, "
                 f"{list(tokens.mask.shape)}"
             )
     if not result.loss.requires_grad:
@@ -247,6 +291,7 @@ def _policy_metrics(result: PerToken, tokens: Tokens) -> dict[str, Tensor]:
             "policy/kl_old": torch.expm1(difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)) - difference,
             "policy/ratio_mean": result.ratio,
         }
+        means |= {f"policy/custom/{name}": values for name, values in result.metrics.items()}
         return {name: tokens.token_mean(values) for name, values in means.items()} | {
             "policy/ratio_max": tokens.token_max(result.ratio),
             "policy/empty_sequences": (lengths == 0).sum().to(difference.dtype),

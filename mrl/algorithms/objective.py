@@ -71,6 +71,10 @@ class Objective:
                 inputs, "advantages", "the advantage estimator (recipe.shape_and_estimate)"
             ).detach(),
             scores=inputs.get("scores"),
+            rollout_logprobs=inputs.get("rollout_logprobs"),
+            ref_logprobs=inputs.get("ref_logprobs"),
+            entropy=inputs["entropy"].detach(),
+            staleness=arrays.get("age"),
         )
         loss, metrics = policy_loss(
             self._loss, tokens, self._config.aggregation, self._weights(tokens, inputs)

@@ -336,6 +336,7 @@ class Passes:
         arrays["loss_mask"] = batch.loss_mask[index]
         on_device = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
         known = {name: values[plan.samples] for name, values in batch.samples.items()}
+        known["group"] = batch.group_ids[plan.samples]
         lengths = batch.lengths()[plan.samples]
         return on_device, Segments.of(lengths, device=self._device, values=known)
 

@@ -102,6 +102,8 @@ WORD_FAULTS = [
      "nowhere.module cannot be imported"),
     (("algorithm.loss={name: custom, function: 'tests.support.own_losses:misspelt'}",),
      "a trial on made-up numbers before the start failed: it raised"),
+    (("algorithm.estimator={name: custom, function: 'tests.support.own_losses:groups_only'}",),
+     "it returned [2], not a tensor of 4 samples or 8 tokens"),
     (("reward={kind: plugin, path: 'FOLDER/broken.py:score'}",), "SyntaxError"),
     (("reward={kind: plugin, path: 'FOLDER/leaves.py:score'}",), "ended the process with status 7"),
     (("data.train=/nowhere/rows.jsonl",), "/nowhere/rows.jsonl: no such file"),

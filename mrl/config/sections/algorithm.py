@@ -25,8 +25,10 @@ _Estimators = Literal[
     "grpo",
     "dr_grpo",
     "gdpo",
+    "maxrl",
     "grpo_process",
     "rloo_process",
+    "custom",
 ]
 _Aggregations = Literal["token_mean", "sequence_mean", "constant"]
 _KlKinds = Literal["k1", "abs", "k2", "k3"]
@@ -39,7 +41,7 @@ WHITENS = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline", "rloo_proce
 """Estimators whose papers whiten advantages over the tokens of the batch."""
 
 
-RELATIVE = frozenset({"grpo", "dr_grpo", "gdpo", "rloo", "reinforce_pp_baseline", "rloo_process"})
+RELATIVE = frozenset({"grpo", "dr_grpo", "gdpo", "maxrl", "rloo", "reinforce_pp_baseline", "rloo_process"})
 """Estimators that only compare samples of one prompt (grpo_process has several rewards per sample)."""
 
 
@@ -59,6 +61,11 @@ class EstimatorSection(Section):
     """Whiten advantages over the tokens of the batch; null follows the estimator's paper."""
     part_weights: dict[str, float] = {}
     """gdpo: normalise and weight each of these reward parts; empty takes the whole reward as one part."""
+    function: str | None = Field(default=None, pattern=r"^.+:\w+$")
+    """custom: call this package.module:function or file.py:function with mrl.algorithms.advantages.Rollouts
+    and the options; it returns one advantage per sample or per token."""
+    options: dict[str, float | int | bool | str] = {}
+    """custom: pass these keyword arguments to the function."""
 
     @property
     def whitens(self) -> bool:
@@ -68,6 +75,15 @@ class EstimatorSection(Section):
     def faults(self) -> Iterator[str]:
         if self.part_weights and self.name != "gdpo":
             yield f"part_weights are only read by gdpo, not by {self.name}; remove them or choose gdpo"
+        if (self.name == "custom") != (self.function is not None):
+            yield (
+                f"estimator.function = {self.function} with name = {self.name}: set a function with custom, "
+                "and none with the others"
+            )
+        if self.options and self.name != "custom":
+            yield f"estimator.options are only read by custom, not by {self.name}; remove them"
+        if self.name == "maxrl" and self.scale is not None:
+            yield f"estimator.scale = {self.scale}: maxrl divides by the group's mean; remove it"
 
 
 class AggregationSection(Section):
@@ -205,15 +221,16 @@ class AlgorithmSection(Section):
 
     def faults(self) -> Iterator[str]:
         kind = self.correction.kind
-        if self.old_logprobs == "rollout" and kind != "off":
+        if self.old_logprobs == "rollout" and kind not in ("off", "off_policy_mask"):
             yield (
                 f"correction.kind = {kind} with old_logprobs = rollout: the ratio already contains the "
                 "mismatch with the engine; set correction.kind = off or old_logprobs = auto"
             )
-        if self.old_logprobs == "decoupled" and kind == "off":
+        if self.old_logprobs == "decoupled" and kind in ("off", "off_policy_mask"):
             yield (
-                "old_logprobs = decoupled with correction.kind = off would train tokens of earlier versions "
-                "as if the newest had sampled them; set a correction.kind (truncated), or old_logprobs = auto"
+                f"old_logprobs = decoupled with correction.kind = {kind} would train tokens of earlier "
+                "versions as if the newest had sampled them; set a correction.kind (truncated), or "
+                "old_logprobs = auto"
             )
         alone = self.distillation is not None and self.distillation.teachers_only
         if alone and self.filter is not None:
@@ -229,6 +246,11 @@ class AlgorithmSection(Section):
         if self.estimator.name == "gdpo" and self.kl.location == "reward":
             yield (
                 "gdpo normalises reward parts separately and cannot use kl.location = reward; set "
+                "kl.location = loss"
+            )
+        if self.estimator.name == "maxrl" and self.kl.location == "reward":
+            yield (
+                "maxrl divides by the mean reward, which a KL on every token would make negative; set "
                 "kl.location = loss"
             )
         if self.estimator.name in ("grpo_process", "rloo_process") and self.kl.location == "reward":

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Discriminator, Field
 
 from mrl.section import Section, known_name
 
-CORRECTION_KINDS = Literal["off", "truncated", "icepop", "sequence_mask", "geometric"]
+CORRECTION_KINDS = Literal["off", "truncated", "icepop", "sequence_mask", "geometric", "off_policy_mask"]
 """Every value of correction.kind."""
 
 
@@ -75,6 +75,17 @@ class GeometricCorrection(Section):
     """Cap the weight of a sequence; ROLL's bound (train_infer_correction)."""
 
 
+class OffPolicyMaskCorrection(Section):
+    """Mask of sequences with a negative advantage that the policy has left (DeepSeek-V3.2, arXiv
+    2512.02556)."""
+
+    kind: Literal["off_policy_mask"] = "off_policy_mask"
+    """Choose the correction."""
+    max_kl: float = Field(default=0.1, gt=0)
+    """Drop a sequence of negative advantage if the mean of engine minus policy log-prob, nats per token, is
+    above this. The paper gives no value; Trinity-RFT takes 0.1."""
+
+
 def _with_kind(value: Any) -> Any:
     """Return the section with its kind, off if empty; refuse an unknown kind, or constants without a kind."""
     if not isinstance(value, dict):
@@ -87,7 +98,12 @@ def _with_kind(value: Any) -> Any:
 
 Correction = Annotated[
     Annotated[
-        NoCorrection | TruncatedCorrection | IcepopCorrection | SequenceMaskCorrection | GeometricCorrection,
+        NoCorrection
+        | TruncatedCorrection
+        | IcepopCorrection
+        | SequenceMaskCorrection
+        | GeometricCorrection
+        | OffPolicyMaskCorrection,
         Discriminator("kind"),
     ],
     BeforeValidator(_with_kind),

@@ -54,6 +54,17 @@ class CispoLoss(LossSection):
     """Clip the weight above at 1 + clip_high."""
 
 
+class DppoTvLoss(LossSection):
+    """Policy gradient without tokens whose probability moved too far (arXiv 2602.04879, binary TV)."""
+
+    name: Literal["dppo_tv"] = "dppo_tv"
+    """Choose the loss."""
+    low: float = Field(default=0.2, gt=0, le=1)
+    """Drop tokens of negative advantage whose probability fell by more than this; prime-rl's default."""
+    high: float = Field(default=0.2, gt=0, le=1)
+    """Drop tokens of positive advantage whose probability rose by more than this."""
+
+
 class ReinforceLoss(LossSection):
     """Plain policy gradient; old log-probs are only measured."""
 

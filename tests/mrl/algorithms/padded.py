@@ -22,7 +22,7 @@ FORMS = SECTIONS | {"dual_clip": sections.PpoClipLoss}
 
 
 def bounds_of(kind: str, *, low: float, high: float) -> dict[str, float]:
-    if kind == "off":
+    if kind in ("off", "off_policy_mask"):
         return {}
     return {"low": low, "high": high} if kind in ("icepop", "sequence_mask") else {"high": high}
 

@@ -195,9 +195,10 @@ def test_prime_rloo(golden) -> None:
 
 
 def run(name: str, batch) -> tuple[Tensor, Tensor]:
+    rewards = batch.arrays["token_rewards"]
     return estimate(
         name,
-        token_rewards=batch.arrays["token_rewards"],
+        token_rewards=rewards.abs() if name == "maxrl" else rewards,
         values=batch.arrays["values"],
         loss_mask=batch.mask,
         group_ids=batch.group_ids,

@@ -108,7 +108,7 @@ CONFIGS = [{"estimator": {"name": name}} for name in sorted(ESTIMATORS)]
 CONFIGS += [
     {"estimator": {"name": name}, "kl": {"location": "reward", "coefficient": 0.1}}
     for name in sorted(ESTIMATORS)
-    if name not in ("gdpo", "grpo_process", "rloo_process")
+    if name not in ("gdpo", "grpo_process", "maxrl", "rloo_process")
 ]
 
 

@@ -16,6 +16,7 @@ OPTIONS = {
     "dual_clip": {"dual_clip": 1.3},
     "gspo": {"clip_low": 0.05, "clip_high": 0.04},
     "cispo": {"clip_low": 0.1, "clip_high": 0.2},
+    "dppo_tv": {"low": 0.05, "high": 0.05},
     "reinforce": {},
 }
 """Bounds tight enough that the random batch crosses all of them."""

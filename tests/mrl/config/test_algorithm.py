@@ -15,7 +15,7 @@ from mrl.config.sections.algorithm import AlgorithmSection
 
 
 def test_names_of_the_section_are_those_of_the_blocks() -> None:
-    assert set(typing.get_args(algorithm._Estimators)) == set(ESTIMATORS)
+    assert set(typing.get_args(algorithm._Estimators)) == {*ESTIMATORS, "custom"}
     assert set(policy_loss.LOSSES) == set(LOSSES) | {policy_loss.CustomLoss}
     assert set(typing.get_args(algorithm._KlKinds)) == set(KINDS)
 
