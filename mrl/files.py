@@ -10,6 +10,7 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +26,9 @@ PARTIAL = ".partial"
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of recipes, model facts and hardware facts, in a checkout and in an installed package."""
+
+LOCK_SECONDS = 1.0
+"""Seconds to wait for a lock before refusing."""
 
 LONGEST_TEMPORARY = 107 - len(
     "/mrl-12345678/r/session_2026-11-29_07-48-16_315022_4194304/sockets/plasma_store"
@@ -136,18 +140,28 @@ def share_weights(folder: Path) -> None:
         file.chmod(mode)
 
 
-def take_lock(path: Path, refusal: str) -> int:
-    """Lock a file until the process ends or `release_lock` gets the returned descriptor.
-
-    Raise ConfigError with `refusal`, {owner} filled in, if another process has the lock.
-    """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+def _try_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        return False
+    return True
+
+
+def take_lock(path: Path, refusal: str) -> int:
+    """Lock a file until the process ends or `release_lock` gets the returned descriptor.
+
+    Raise ConfigError with `refusal`, {owner} filled in, if another process has the lock for LOCK_SECONDS. A
+    killed owner's child has it too, between its fork and its exec.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    deadline = time.monotonic() + LOCK_SECONDS
+    while not (locked := _try_lock(handle)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if not locked:
         owner = os.read(handle, 200).decode(errors="replace").strip() or "another process"
         os.close(handle)
-        raise ConfigError(refusal.format(owner=owner)) from None
+        raise ConfigError(refusal.format(owner=owner))
     os.ftruncate(handle, 0)
     os.write(handle, f"host {socket.gethostname()} pid {os.getpid()}\n".encode())
     return handle
