@@ -208,7 +208,8 @@ def _rewards_command(commands) -> None:
         default=0.0,
         help="exit with code 1 if the accuracy is below this; 0.0 by default",
     )
-    check.add_argument("--attacks", nargs="*", default=[], help='files of more attacks, rows {"id", "text"}')
+    text = 'add the attacks of this file, rows {"id", "text"}; may be repeated'
+    check.add_argument("--attacks", action="append", default=[], metavar="FILE", help=text)
     text = "try attacks on this many incorrect responses that score at most --threshold; 10 by default"
     check.add_argument("--attacked-rows", type=int, default=10, help=text)
     for command in (tried, check):
