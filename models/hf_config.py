@@ -42,7 +42,9 @@ HARMLESS = frozenset({
     "attn_implementation", "_attn_implementation_autoset", "experts_implementation",
     # pre-training; auxiliary losses are set by training.router_aux_loss
     "initializer_range", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp",
-}) 
+})  # fmt: skip
+"""Keys that do not affect training or serving, whatever their value."""
+
 UNUSED_IN_PASSES = (HARMLESS - {"model_type"}) | {"attention_dropout", "quantization_config"}
 """Keys of config.json that no forward pass reads."""
 
@@ -51,9 +53,6 @@ def different_values(first: HfConfig, second: HfConfig) -> list[str]:
     """Return the keys of config.json that passes read and in which two models differ."""
     names = sorted((first.keys() | second.keys()) - UNUSED_IN_PASSES)
     return [name for name in names if first.get(name) != second.get(name)]
-
- # fmt: skip
-"""Keys that do not affect training or serving, whatever their value."""
 
 
 def language_model(hf: HfConfig) -> dict[str, Any]:

@@ -110,6 +110,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": LLAMA3}),
     "llama_yarn": ("Llama", {"rope_parameters": YARN}),
     "llama_tied": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "mistral": ("Mistral", {"sliding_window": None}),
     "qwen3": ("Qwen3", {}),
     "qwen3_moe": ("Qwen3Moe", EXPERTS),
     "qwen3_moe_yarn": ("Qwen3Moe", EXPERTS | {"rope_parameters": YARN}),

@@ -8,7 +8,7 @@ from mrl.errors import ConfigError
 from mrl.models.families.deepseek_v3 import DeepseekV3
 from mrl.models.families.glm4_moe import Glm4Moe, Glm4MoeLite
 from mrl.models.families.gpt_oss import GptOss
-from mrl.models.families.llama import Llama
+from mrl.models.families.llama import Llama, Mistral
 from mrl.models.families.minimax_m2 import MiniMaxM2
 from mrl.models.families.mixtral import Mixtral
 from mrl.models.families.olmoe import Olmoe
@@ -32,6 +32,7 @@ _ALL: tuple[Family, ...] = (
     Qwen35(),
     Qwen35Moe(),
     Llama(),
+    Mistral(),
     Mixtral(),
     DeepseekV3(),
     Glm4Moe(),

@@ -47,10 +47,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "qwen3_vl_moe": (_IMAGES, "qwen3_moe"),
     "mllama": (_IMAGES, "llama"),
     "gemma3_text": ("it has windows, norms after each block and scaled embeddings", "qwen3"),
-    "mistral": (
-        "it has not been compared with transformers; without a window its layers are llama's",
-        "llama",
-    ),
+    "ministral": (f"{_UNTRIED}; without windows its layers are mistral's", "mistral"),
 }
 """model_type -> (reason, most similar registered family)."""
 
