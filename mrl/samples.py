@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mrl.routes import Routes
+from mrl.sampling_masks import SamplingMasks
 
 CACHED_TOKENS = 1 << 15
 """Tokens per slice of `TrainBatch.pieces`."""
@@ -153,7 +154,7 @@ class Sample:
     loss_mask: np.ndarray
     """[T] bool: True for tokens of the policy."""
     rollout_logprobs: np.ndarray
-    """[T] float32: log-prob under the sampling policy, at its temperature, over the whole vocabulary."""
+    """[T] float32: log-prob under the sampling policy, at its temperature, over the sampling masks."""
     policy_versions: np.ndarray
     """[T] int32: weight version that produced each token; -1 for tokens of an environment."""
     status: Status
@@ -164,6 +165,8 @@ class Sample:
     """Segments in order; empty if no engine produced the tokens."""
     routes: Routes | None = None
     """Routes of prompt and response, if the engine recorded them."""
+    sampling_masks: SamplingMasks | None = None
+    """[T] tokens that each one was drawn from; None: from the whole vocabulary."""
     verdict: Verdict | None = None
     transcript: Transcript | None = None
     """Turns of the episode, if an environment is involved."""
@@ -264,6 +267,8 @@ class TrainBatch:
     advantages, returns, values, scores."""
     routes: tuple[Routes, ...] | None = None
     """Routes of each sample, if passes of policy and reference replay them."""
+    sampling_masks: SamplingMasks | None = None
+    """[N] tokens that each one was drawn from, over which policy and reference renormalise; or None."""
     samples: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """Per-segment [B] arrays by name; an objective finds them in its segments' values. With branches,
     `sample` is the index of the segment's sample, whose segments are adjacent, and `sample_tokens` (after the
@@ -332,6 +337,9 @@ class TrainBatch:
             sample_ids=tuple(self.sample_ids[b] for b in samples),
             arrays={name: part(array) for name, array in self.arrays.items()},
             routes=None if self.routes is None else tuple(self.routes[b] for b in samples),
+            sampling_masks=None
+            if self.sampling_masks is None
+            else self.sampling_masks.take(self.positions(samples)),
             samples={name: array[samples] for name, array in self.samples.items()},
             whole_groups=self.whole_groups,
             microbatches=None if self.microbatches is None else self.microbatches[samples],

@@ -241,13 +241,20 @@ def reference_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 def reference_logprobs(
     folder: Path, batch: TrainBatch, *, temperature: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log-probs, entropy) [N] by transformers in `dtype`, one segment at a time."""
+    """Return (log-probs, entropy) [N] by transformers in `dtype`, one segment at a time, over the batch's
+    sampling masks."""
     model = reference_model(folder, dtype)
     logprobs, entropy = np.zeros(batch.num_tokens), np.zeros(batch.num_tokens)
     for start, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
         tokens = torch.from_numpy(batch.tokens[start:end]).long()[None]
         with torch.no_grad():
-            log_p = (model(tokens).logits[0, :-1].double() / temperature).log_softmax(-1)
+            logits = model(tokens).logits[0, :-1].double() / temperature
+        if batch.sampling_masks is not None:
+            masks = batch.sampling_masks.part(int(start) + 1, int(end))
+            for row, kept in zip(logits, np.split(masks.tokens, masks.bounds()[1:-1]), strict=True):
+                left_out = np.setdiff1d(np.arange(len(row)), kept) if len(kept) else np.zeros(0, np.int64)
+                row[torch.from_numpy(left_out)] = -torch.inf
+        log_p = logits.log_softmax(-1)
         logprobs[start + 1 : end] = log_p.gather(1, tokens[0, 1:, None])[:, 0]
-        entropy[start + 1 : end] = -(log_p.exp() * log_p).sum(-1)
+        entropy[start + 1 : end] = -(log_p.exp() * log_p.clamp(min=-1e30)).sum(-1)
     return logprobs, entropy

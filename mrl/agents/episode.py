@@ -20,6 +20,7 @@ import numpy as np
 
 from mrl.errors import RolloutError
 from mrl.samples import Prompt, ResponseSegment, Sample, Status, Transcript, Turn
+from mrl.sampling_masks import SamplingMasks, join_masks
 
 
 class EpisodeState(enum.Enum):
@@ -97,6 +98,8 @@ class Episode:
         self._logprobs: list[np.ndarray] = []
         self._versions: list[np.ndarray] = []
         self._masks: list[np.ndarray] = []
+        self._sampling_masks: list[tuple[SamplingMasks | None, int]] = []
+        """Of each span of tokens, with its length."""
         self._segments: list[ResponseSegment] = []
         self._length = self._bad_calls = 0
         self.turns: list[Turn] = []
@@ -137,6 +140,7 @@ class Episode:
         *,
         text: str = "",
         is_cut: bool = False,
+        sampling_masks: SamplingMasks | None = None,
     ) -> None:
         """Add a turn of the policy.
 
@@ -144,6 +148,7 @@ class Episode:
             tokens, logprobs: [n] ids and their log-probs.
             segments: Segments of these tokens, counted from the turn's start.
             is_cut: The turn reached its token limit.
+            sampling_masks: [n] tokens that each one was drawn from.
 
         Raises:
             RolloutError: The turn is empty, or it is not the policy's turn.
@@ -155,6 +160,7 @@ class Episode:
         self.turns.append(Turn(start, start + len(tokens), text))
         versions = np.repeat([s.version for s in segments], [s.end - s.start for s in segments])
         self._grow(tokens, logprobs, versions, trains=True)
+        self._sampling_masks.append((sampling_masks, len(tokens)))
         self._segments += [
             dataclasses.replace(s, start=s.start + start, end=s.end + start) if start else s for s in segments
         ]
@@ -182,6 +188,7 @@ class Episode:
         else:
             count = len(tokens)
             self._grow(tokens, np.zeros(count), np.full(count, -1), trains=False)
+            self._sampling_masks.append((None, count))
             self.state = EpisodeState.WANTS_TOKENS
 
     def bad_call(self) -> None:
@@ -216,6 +223,7 @@ class Episode:
             domain=prompt.domain,
             tag=prompt.tag,
             segments=tuple(self._segments),
+            sampling_masks=join_masks(self._sampling_masks),
         )
 
     def transcript(self, *, faults: int = 0, restarts: int = 0) -> Transcript:

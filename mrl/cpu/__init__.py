@@ -13,3 +13,6 @@
 | vllm_routes | which experts each position of a request visits |
 | vllm_limits | shapes that vLLM's CPU kernels lack, rejected before an engine starts |
 """
+
+SAMPLING_MASKS = "mrl_sampling_masks"
+"""Key in vLLM's additional_config: True if vllm_worker reports sampling masks."""

@@ -4,7 +4,8 @@ vLLM 0.32 samples every scheduled request, even if its prompt is not fully compu
 remaining budget, or the request was preempted and starts over). It discards such tokens and rewinds the
 request's random stream with `Generator.set_offset`, which only CUDA's generators have. Here the sampler
 cannot reach those streams: nothing is drawn from them, so nothing needs rewinding, and a response's tokens do
-not depend on how its prompt was split. vLLM takes a worker class by name (`worker_cls`), so it needs no
+not depend on how its prompt was split. It also reports sampling masks, which vLLM's runner for CPUs does not.
+vLLM takes a worker class by name (`worker_cls`), so it needs no
 patch.
 """
 
@@ -16,10 +17,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from vllm.platforms.interface import set_assigned_physical_gpu_ids
+from vllm.v1.outputs import SamplingMaskLists
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from mrl.cpu import gloo
+from mrl.cpu import SAMPLING_MASKS, gloo
 from mrl.cpu.vllm_routes import CapturedRoutes
 
 
@@ -27,6 +30,8 @@ class SeededCpuWorker(CPUWorker):
     """One rank of an engine on CPU."""
 
     _routes: CapturedRoutes | None = None
+    _kept: torch.Tensor | None = None
+    """[requests, vocabulary] bool of the last step, if it drew at a temperature."""
 
     def init_device(self) -> None:
         gloo.share_device()
@@ -56,9 +61,35 @@ class SeededCpuWorker(CPUWorker):
             self._routes.end_step(count)
         return result
 
+    def load_model(self, **options: Any) -> None:
+        super().load_model(**options)
+        if self.vllm_config.additional_config.get(SAMPLING_MASKS):
+            self._keep_masks(self.model_runner.sampler.topk_topp_sampler)
+
+    def _keep_masks(self, sampler: Any) -> None:
+        """Keep which tokens the sampler left: those whose processed log-probs are above -inf."""
+        draw = sampler.forward
+
+        def forward(*arguments: Any) -> Any:
+            drawn, logprobs = draw(*arguments)
+            self._kept = logprobs > float("-inf")
+            return drawn, logprobs
+
+        sampler.forward = forward
+
     def sample_tokens(self, grammar_output: Any) -> Any:
+        self._kept = None
         with _without_unfinished_prompts(self.model_runner):
-            return super().sample_tokens(grammar_output)
+            output: Any = super().sample_tokens(grammar_output)
+        if self._kept is not None and output is not None:
+            output.sampling_masks = _mask_lists(self._kept)
+        return output
+
+
+def _mask_lists(kept: torch.Tensor) -> SamplingMaskLists:
+    """Return vLLM's form of the masks [requests, vocabulary] of one token per request."""
+    offsets = np.concatenate([[0], np.cumsum(kept.sum(dim=1).numpy())])
+    return SamplingMaskLists(kept.nonzero()[:, 1].int().numpy(), offsets)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import numpy as np
 from mrl.agents.tool_calls import ToolCall
 from mrl.rollout.request import Completion
 from mrl.samples import Prompt, ResponseSegment, Sample, Status, Transcript, Turn
+from mrl.sampling_masks import SamplingMasks, join_masks
 
 _NOTHING = np.zeros(0, np.int32)
 
@@ -161,6 +162,7 @@ def _sequence(
     """Return a conversation as a sample that trains the turns not yet in `trained`, and add them to it."""
     parts, logprobs, versions, masks, length = [_NOTHING], [_NOTHING], [_NOTHING], [_NOTHING], 0
     segments, turns = list[ResponseSegment](), list[Turn]()
+    kept: list[tuple[SamplingMasks | None, int]] = []
     for turn in path:
         observed = turn.before if turn.parent is not None else _NOTHING
         is_new, completion = turn.number not in trained, turn.completion
@@ -171,6 +173,7 @@ def _sequence(
         logprobs += [np.zeros(len(observed)), completion.logprobs * is_new]
         versions += [np.full(len(observed), -1), completion.policy_versions if is_new else np.full(count, -1)]
         masks += [np.zeros(len(observed)), np.full(count, is_new)]
+        kept += [(None, len(observed)), (completion.sampling_masks if is_new else None, count)]
         if turns:
             turns[-1] = dataclasses.replace(turns[-1], observation=turn.observation)
         turns.append(Turn(start, length, turn.text))
@@ -191,5 +194,6 @@ def _sequence(
         domain=prompt.domain,
         tag=prompt.tag,
         segments=tuple(segments),
+        sampling_masks=join_masks(kept),
         transcript=Transcript(tuple(turns)),
     )

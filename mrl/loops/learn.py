@@ -112,6 +112,12 @@ class Learner:
         """Pack the batch, with values; after a policy pass also old and reference log-probs, and mismatch."""
         batch = pack(step.groups, with_routes=self._takes_routes_of_engine)
         batch = batch.with_arrays(age=staleness_of(step.groups, version=step.version))
+        if batch.sampling_masks is not None:
+            counts = batch.sampling_masks.counts[batch.loss_mask]
+            step.metrics |= {
+                "policy/kept_tokens_mean": float(counts.mean()) if len(counts) else 0.0,
+                "policy/kept_tokens_max": float(counts.max(initial=0)),
+            }
         arrays: dict[str, np.ndarray] = {}
         with self._clock.phase("recompute"):
             if self._recomputes_policy(step):

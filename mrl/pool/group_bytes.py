@@ -16,6 +16,8 @@ def size_of(group: Group) -> int:
 def _sample_size(sample: Sample) -> int:
     size = sample.prompt_tokens.nbytes + sample.response_tokens.nbytes + sample.rollout_logprobs.nbytes
     size += sample.loss_mask.nbytes + sample.policy_versions.nbytes + len(sample.response_text)
+    if sample.sampling_masks is not None:
+        size += sample.sampling_masks.counts.nbytes + sample.sampling_masks.tokens.nbytes
     if sample.verdict is not None and sample.verdict.token_values is not None:
         size += sample.verdict.token_values.nbytes
     return size

@@ -253,7 +253,13 @@ class RolloutEngine(EngineWorkers):
 
     def _add(self, request: GenerationRequest) -> str:
         """Add a request to vLLM; return its internal id."""
-        parameters = vllm_convert.sampling_params(request, stop=self._stop, texts=self._rollout.stop)
+        model = self._engine.model_config
+        parameters = vllm_convert.sampling_params(
+            request,
+            stop=self._stop,
+            texts=self._rollout.stop,
+            masked_tokens=model.get_vocab_size() if model.return_sampling_mask else 0,
+        )
         salt = str(self.policy_version) if self._keeps_caches else ""
         name = self._engine.add_request(
             request.request_id, vllm_convert.engine_prompt(request, salt), parameters

@@ -22,6 +22,7 @@ import numpy as np
 from mrl.rollout.request import Completion, GenerationRequest
 from mrl.routes import RouteRows, Routes, in_one_block
 from mrl.samples import ResponseSegment, Status
+from mrl.sampling_masks import MaskFields, join_masks
 
 STREAM_BYTES = 1 << 26
 """Buffer of an engine's stream in bytes; a longer frame arrives in parts."""
@@ -110,6 +111,8 @@ class Ended(EngineMessage):
     """Number of the block that contains all routes, in the engine's process; -1 without routes."""
     routes: list[tuple[int, int, int] | None] = []
     """(first row, one past the last, positions without a row) of each completion."""
+    masks: MaskFields | None = None
+    """Sampling masks of all tokens; None without any."""
 
 
 class PauseDone(EngineMessage):
@@ -212,6 +215,7 @@ def ended(completions: Sequence[Completion], keep: Callable[[np.ndarray], int]) 
         texts=[c.text for c in completions],
         block=block,
         routes=routes,
+        masks=MaskFields.of(join_masks((c.sampling_masks, len(c.tokens)) for c in completions)),
     )
 
 
@@ -219,6 +223,7 @@ def completions_of(message: Ended, block: object = None) -> list[Completion]:
     """Return the completions of a message as copies; `block` is the object that its block number names."""
     segments, end, completions = iter(message.segments), 0, []
     routes = message.routes or [None] * len(message.request_ids)
+    masks = None if message.masks is None else message.masks.masks()
     for name, status, length, count, text, route in zip(
         message.request_ids,
         message.statuses,
@@ -228,12 +233,21 @@ def completions_of(message: Ended, block: object = None) -> list[Completion]:
         routes,
         strict=True,
     ):
-        span, end = slice(4 * end, 4 * (end + length)), end + length
+        start, span, end = end, slice(4 * end, 4 * (end + length)), end + length
         tokens = np.frombuffer(bytes(message.tokens[span]), np.int32)
         logprobs = np.frombuffer(bytes(message.logprobs[span]), np.float32)
         parts = tuple([ResponseSegment(*next(segments)) for _ in range(count)])
         completions.append(
-            Completion(name, tokens, logprobs, parts, _STATUS[status], text, _routes(route, block))
+            Completion(
+                name,
+                tokens,
+                logprobs,
+                parts,
+                _STATUS[status],
+                text,
+                _routes(route, block),
+                None if masks is None else masks.part(start, end),
+            )
         )
     return completions
 

@@ -56,6 +56,7 @@ OWNED: dict[str, str] = {
     **dict.fromkeys(
         (
             "logprobs_mode",
+            "return_sampling_mask",
             "logits_processors",
             "generation_config",
             "override_generation_config",

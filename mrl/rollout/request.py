@@ -15,6 +15,7 @@ from mrl.errors import RolloutError
 from mrl.rollout.seeds import MAX_ATTEMPTS, request_id, seed_of_request
 from mrl.routes import Routes, one_after_other
 from mrl.samples import Prompt, ResponseSegment, Sample, Status
+from mrl.sampling_masks import SamplingMasks, join_masks
 
 _NO_TOKENS = np.zeros(0, np.int32)
 _LEAST_SHARED = 1 << 12
@@ -137,7 +138,7 @@ class Completion:
     tokens: np.ndarray
     """[T] int32, including the stop token if the policy drew it."""
     logprobs: np.ndarray
-    """[T] float32, over the whole vocabulary at the sampling temperature (before top_p, top_k and min_p)."""
+    """[T] float32 at the sampling temperature, over the tokens of the sampling masks."""
     segments: tuple[ResponseSegment, ...]
     """Engine and weight version of each span of tokens, in order; empty without tokens."""
     status: Status
@@ -146,6 +147,8 @@ class Completion:
     """Text of all tokens, including those of earlier requests, if the response has ended."""
     routes: Routes | None = None
     """Routes of the positions that led to these tokens, plus the prompt's in a first request; or None."""
+    sampling_masks: SamplingMasks | None = None
+    """[T] tokens that each one was drawn from; None: from the whole vocabulary."""
 
     @classmethod
     def empty(cls, request_id: str, status: Status) -> Self:
@@ -205,6 +208,7 @@ def join_completions(so_far: Completion | None, continuation: Completion) -> Com
         continuation.status,
         continuation.text,
         one_after_other(so_far.routes, continuation.routes),
+        join_masks((part.sampling_masks, len(part.tokens)) for part in (so_far, continuation)),
     )
 
 
@@ -231,6 +235,7 @@ def sample_of_completion(prompt: Prompt, sample_index: int, completion: Completi
         tag=prompt.tag,
         segments=completion.segments,
         routes=completion.routes,
+        sampling_masks=completion.sampling_masks,
     )
 
 
@@ -256,6 +261,7 @@ def completion_of(sample: Sample) -> Completion:
         sample.status,
         sample.response_text,
         sample.routes,
+        sample.sampling_masks,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from mrl.errors import RolloutError
 from mrl.rollout.request import Completion, GenerationRequest, prompt_digest
 from mrl.samples import ResponseSegment, Status
+from mrl.sampling_masks import SamplingMasks
 
 _STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 _COUNTS = ("token_ids", "prompt_len")
@@ -26,17 +27,23 @@ def engine_prompt(request: GenerationRequest, salt: str = "") -> dict[str, Any]:
     return inputs | ({"cache_salt": salt} if salt else {})
 
 
-def sampling_params(request: GenerationRequest, *, stop: Sequence[int], texts: Sequence[str]) -> Any:
-    """Return vLLM's SamplingParams; `stop` (tokens) and `texts` end every response of the engine."""
+def sampling_params(
+    request: GenerationRequest, *, stop: Sequence[int], texts: Sequence[str], masked_tokens: int = 0
+) -> Any:
+    """Return vLLM's SamplingParams; `stop` (tokens) and `texts` end every response of the engine.
+
+    `masked_tokens`: size of the vocabulary, if the engine reports sampling masks itself: it then needs a
+    temperature and a top_k.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     stop = [] if request.ignore_stop else list(dict.fromkeys((*stop, *request.stop_token_ids)))
     texts = [] if request.ignore_stop else list(texts)
     return SamplingParams(
-        temperature=0.0 if request.greedy else request.temperature,
+        temperature=(1.0 if masked_tokens else 0.0) if request.greedy else request.temperature,
         top_p=request.top_p,
-        top_k=request.top_k,
+        top_k=1 if request.greedy and masked_tokens else request.top_k or masked_tokens,
         min_p=request.min_p,
         seed=None if request.greedy else request.seed,
         max_tokens=request.max_tokens,
@@ -109,7 +116,21 @@ def completion(output: Any, *, version: int | None, engine: int, attempt: int) -
         _logprobs(output.request_id, result.logprobs, drawn),
         tuple(segments),
         _STATUS.get(result.finish_reason, Status.FAILED),
+        sampling_masks=_masks(output.request_id, result.sampling_mask, drawn),
     )
+
+
+def _masks(request_id: str, reported: Any, drawn: np.ndarray) -> SamplingMasks | None:
+    """Return the masks of all drawn tokens; None if nothing was cut off."""
+    if reported is None or not len(drawn):
+        return None
+    masks = SamplingMasks.of(reported.token_ids)
+    if len(masks.counts) != len(drawn) or (outside := masks.first_outside(drawn)) is not None:
+        place = len(masks.counts) if len(masks.counts) != len(drawn) else outside
+        raise RolloutError(
+            f"request {request_id}: vLLM drew token {place} of the response from outside its sampling mask"
+        )
+    return masks
 
 
 def _logprobs(request_id: str, flat: Any, tokens: np.ndarray) -> np.ndarray:

@@ -82,6 +82,7 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 
-def enable_route_output() -> None:
-    """Select the model runner that records routes on GPUs; call it before vLLM's first import."""
+def select_newer_runner() -> None:
+    """Select the model runner that records routes and sampling masks on GPUs; call it before vLLM's first
+    import."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from mrl.config.root import Config
 from mrl.config.sections.rollout import RolloutSection
-from mrl.cpu import vllm_limits, vllm_preload
+from mrl.cpu import SAMPLING_MASKS, vllm_limits, vllm_preload
 from mrl.errors import ConfigError, RolloutError
 from mrl.rollout import engine_routes, passthrough_args, quantised, text_only, vllm_environment
 from mrl.rollout.engine_process import EngineProcess
@@ -43,7 +43,11 @@ def start_engine(rollout: RolloutSection, model_path: str, *, part: EngineProces
     from vllm.v1.engine.llm_engine import LLMEngine
 
     with _refusals(model_path):
-        return LLMEngine.from_vllm_config(_vllm_config(chosen, part), disable_log_stats=True)
+        engine: Any = LLMEngine.from_vllm_config(_vllm_config(chosen, part), disable_log_stats=True)
+    if rollout.truncates:
+        # vLLM refuses the setting with its runner for CPUs; our worker reports the masks there
+        engine.engine_core.engine_core.scheduler.return_sampling_mask = True
+    return engine
 
 
 def start_headless(rollout: RolloutSection, model_path: str, *, part: EngineProcess, **options: Any) -> Any:
@@ -110,7 +114,8 @@ def arguments(
         _require_devices(rollout, part, torch.cuda.device_count())
     if routes and not on_cpu:
         engine_routes.require_prefix_cache(rollout, deterministic=deterministic)
-        vllm_environment.enable_route_output()
+    if (routes or rollout.truncates) and not on_cpu:
+        vllm_environment.select_newer_runner()
 
     from vllm import EngineArgs
     from vllm.config import WeightTransferConfig
@@ -135,8 +140,8 @@ def arguments(
         max_num_batched_tokens=min(rollout.max_num_batched_tokens, seqs * max_length),
         enforce_eager=eager,
         enable_prefix_caching=rollout.enable_prefix_caching and not deterministic,
-        # Processed log-probs cover the tokens left by truncation; raw ones ignore the temperature (set to 1).
-        logprobs_mode="raw_logprobs" if rollout.truncates else "processed_logprobs",
+        logprobs_mode="processed_logprobs",  # at the temperature, over the tokens that truncation leaves
+        return_sampling_mask=rollout.truncates and not on_cpu,
         load_format=plugin.LOAD_FORMAT if real_weights else "dummy",
         generation_config="vllm",
         use_tqdm_on_load=False,
@@ -147,9 +152,9 @@ def arguments(
         hf_overrides=overrides,
         enable_return_routed_experts=routes and not on_cpu,
         **(
-            _of_platform(rollout, model_path, on_cpu=on_cpu)
+            rollout.engine_args
+            | _of_platform(rollout, model_path, on_cpu=on_cpu)
             | _of_parts(rollout, part, meeting)
-            | rollout.engine_args
         ),
     )
 
@@ -169,7 +174,12 @@ def _require_devices(rollout: RolloutSection, part: EngineProcess, seen: int) ->
 
 def _of_platform(rollout: RolloutSection, model_path: str, *, on_cpu: bool) -> dict[str, Any]:
     if on_cpu:
-        fields = {"kv_cache_memory_bytes": rollout.kv_cache_bytes, "worker_cls": _CPU_WORKER}
+        fields: dict[str, Any] = {
+            "kv_cache_memory_bytes": rollout.kv_cache_bytes,
+            "worker_cls": _CPU_WORKER,
+            "additional_config": rollout.engine_args.get("additional_config", {})
+            | {SAMPLING_MASKS: rollout.truncates},
+        }
         chosen = "attention_config" in rollout.engine_args
         return fields | ({} if chosen else vllm_limits.attention_override(model_path))
     return {

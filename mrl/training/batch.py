@@ -8,6 +8,7 @@ import numpy as np
 
 from mrl.routes import Routes
 from mrl.samples import Group, Sample, TrainBatch
+from mrl.sampling_masks import join_masks
 
 
 def pack(groups: Sequence[Group], *, with_routes: bool = False) -> TrainBatch:
@@ -28,6 +29,11 @@ def pack(groups: Sequence[Group], *, with_routes: bool = False) -> TrainBatch:
             "rollout_logprobs": _after_prompts(samples, [s.rollout_logprobs for s in samples], np.float32)
         },
         routes=tuple(s.routes or Routes(()) for s in samples) if with_routes else None,
+        sampling_masks=join_masks(
+            part
+            for s in samples
+            for part in ((None, len(s.prompt_tokens)), (s.sampling_masks, len(s.response_tokens)))
+        ),
         samples=_sample_of_sequences(groups),
     )
 

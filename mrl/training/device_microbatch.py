@@ -11,6 +11,7 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
 from mrl.models.megatron.packed_segments import PackedSegments
+from mrl.training.logprobs import Kept
 from mrl.training.packing import Microbatch
 
 
@@ -21,7 +22,7 @@ class DeviceMicrobatch:
     plan: Microbatch
     tokens: Tensor
     """[1, k] tokens of this rank, with padding."""
-    kept: np.ndarray
+    mine: np.ndarray
     """[k] their positions in plan.tokens."""
     packed: PackedSegments
     real: Tensor
@@ -36,6 +37,8 @@ class DeviceMicrobatch:
     """[j] int64 positions in `tokens` of the previous tokens, whose hidden states predict."""
     targets: Tensor
     """[j] int64 predicted tokens."""
+    kept: Kept | None
+    """Sampling masks of the predicted tokens; None without any."""
 
     def gather(self, values: Tensor, *, fill: float, op: dist.ReduceOp.RedOpType) -> np.ndarray:
         """Collect [n, ...] of the micro-batch's real tokens from all ranks' `values` [k / tp, ...]; a
@@ -44,7 +47,7 @@ class DeviceMicrobatch:
         if parallel_state.get_tensor_model_parallel_world_size() > 1:
             values = gather_from_sequence_parallel_region(values)
         whole = values.new_full((len(self.plan.tokens), *values.shape[1:]), fill)
-        whole[self.kept] = values
+        whole[self.mine] = values
         groups = (
             parallel_state.get_pipeline_model_parallel_group(),
             parallel_state.get_context_parallel_group(),

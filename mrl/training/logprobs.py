@@ -6,9 +6,11 @@ one derived array of the same size): the backward pass recomputes them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -28,6 +30,29 @@ def local_logits(hidden: Tensor, weight: Tensor, valid: int, temperature: float)
     return logits
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """Sampling masks of m rows of logits: the tokens over which each is normalised."""
+
+    bounds: np.ndarray
+    """[m + 1]: row i keeps tokens[bounds[i]:bounds[i + 1]]; an empty mask keeps all."""
+    tokens: Tensor
+    """[bounds[m]] int32."""
+
+    def apply(self, logits: Tensor, rows: slice, first: int) -> None:
+        """Set the other columns of logits [c, V'] to -inf. `rows` are theirs among the m; column 0 is token
+        `first`."""
+        bounds = self.bounds[rows.start : rows.stop + 1]
+        counts = torch.from_numpy(np.diff(bounds)).to(logits.device)
+        columns = self.tokens[bounds[0] : bounds[-1]].long() - first
+        width = logits.shape[1]
+        columns = torch.where((columns >= 0) & (columns < width), columns, width)  # of other ranks: dropped
+        owners = torch.repeat_interleave(counts, output_size=len(columns))
+        left_out = (counts > 0)[:, None].expand(-1, width + 1).contiguous()
+        left_out[owners, columns] = False
+        logits.masked_fill_(left_out[:, :width], float("-inf"))
+
+
 class _ChunkedLogprobs(torch.autograd.Function):
     """(hidden [m, D], weight [V', D], targets [m]) -> logprobs [m], entropy [m]. With p the softmax of the
     logits z over the whole vocabulary: d logp[t] / dz = onehot(t) - p, and d H / dz = -p (log p + H)."""
@@ -38,7 +63,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy, normaliser = [], [], []
         for rows in chunks(hidden.shape[0], settings["chunk"]):
-            logits = local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
+            logits = _kept_logits(hidden, weight, rows, settings)
             chunk = _forward_chunk(logits, targets[rows] - settings["first"], settings["group"])
             for values_of, value in zip((logprobs, entropy, normaliser), chunk, strict=True):
                 values_of.append(value)
@@ -57,7 +82,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         by_entropy = grads[1]  # None if nothing depends on it
 
         def by_logits(rows: slice) -> Tensor:
-            logits = local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
+            logits = _kept_logits(hidden, weight, rows, settings)
             grad = _backward_chunk(
                 logits.sub_(normaliser[rows, None]),
                 targets[rows] - settings["first"],
@@ -69,6 +94,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
         trained = entropy.dtype if ctx.needs_input_grad[1] else None  # None: a frozen output layer
         return *through_output_layer(hidden, weight, by_logits, settings["chunk"], trained), None, None
+
+
+def _kept_logits(hidden: Tensor, weight: Tensor, rows: slice, settings: dict[str, Any]) -> Tensor:
+    logits = local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
+    if settings["kept"] is not None:
+        settings["kept"].apply(logits, rows, settings["first"])
+    return logits
 
 
 def through_output_layer(
@@ -144,8 +176,11 @@ def logprobs_and_entropy(
     chunk_tokens: int,
     group: Any = None,
     group_rank: int = 0,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-prob of targets [m] and the entropy of the distribution (nats), each [m] float32.
+
+    With `kept`, both are of the distribution over the kept tokens, to which the targets must belong.
 
     `hidden` [m, D] is equal on all ranks of the group; `weight` [V / tp, D] is this rank's rows of the padded
     output layer. The gradient by `hidden` is this rank's part: the caller sums it over the group.
@@ -157,5 +192,6 @@ def logprobs_and_entropy(
         "valid": max(0, min(rows, vocab_size - group_rank * rows)),
         "temperature": temperature,
         "group": group,
+        "kept": kept,
     }
     return _ChunkedLogprobs.apply(hidden, weight, targets, settings)

@@ -65,6 +65,7 @@ class OutputLayer:
                 chunk_tokens=self._chunk_tokens,
                 group=self._tp_group,
                 group_rank=self._tp_group.rank(),
+                kept=item.kept,
             )
             outputs = {"logprobs": logprobs, "entropy": entropy}
         if taught is not None:

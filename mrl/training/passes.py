@@ -33,7 +33,9 @@ from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.packed_attention import core_attention
 from mrl.models.megatron.packed_segments import pack_segments
 from mrl.samples import TrainBatch
+from mrl.sampling_masks import SamplingMasks
 from mrl.training.device_microbatch import DeviceMicrobatch
+from mrl.training.logprobs import Kept
 from mrl.training.output_layer import OutputLayer, scatter_rows
 from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches
 from mrl.training.pass_options import PassOptions
@@ -198,7 +200,7 @@ class Passes:
         if all_tokens:
             scored[:] = True
         scored[batch.cu_seqlens[:-1]] = False
-        return [self._to_device(plan, scored) for plan in plans]
+        return [self._to_device(plan, scored, batch.sampling_masks) for plan in plans]
 
     def _scale_router_loss(self, prepared: list[DeviceMicrobatch]) -> None:
         """Make the load-balancing loss a mean over the step's tokens.
@@ -225,7 +227,9 @@ class Passes:
                 f"{self._chunks.max_length}; raise it or drop the sample before training"
             )
 
-    def _to_device(self, plan: Microbatch, scored: np.ndarray) -> DeviceMicrobatch:
+    def _to_device(
+        self, plan: Microbatch, scored: np.ndarray, masks: SamplingMasks | None
+    ) -> DeviceMicrobatch:
         """Move a micro-batch to the device; log-probs are computed of `scored` [N] bool tokens."""
         cp, rank = self._layout.cp, self._place.cp
         rows = np.flatnonzero(scored[plan.token_index])
@@ -247,7 +251,13 @@ class Passes:
             window=self._chunks.window,
         )
         own_index = plan.token_index[rows[own_rows]]
-        return DeviceMicrobatch(plan, tokens, mine, packed, self._real(plan, mine), own_index, *index)
+        kept = None
+        if masks is not None:
+            own = masks.take(own_index)
+            kept = Kept(own.bounds(), torch.from_numpy(own.tokens.astype(np.int32)).to(self._device))
+        return DeviceMicrobatch(
+            plan, tokens, mine, packed, self._real(plan, mine), own_index, *index, kept=kept
+        )
 
     def _real(self, plan: Microbatch, mine: np.ndarray) -> Tensor:
         real = np.zeros(len(plan.tokens), bool)

@@ -135,7 +135,7 @@ class Replay:
             experts[places] = batch.routes[sample].layers(self._depths)
             known[places] = True
             at += lengths[sample]
-        return self._share(experts[item.kept]), self._share(known[item.kept])
+        return self._share(experts[item.mine]), self._share(known[item.mine])
 
     def _share(self, values: np.ndarray) -> np.ndarray:
         """Return this rank's tensor-parallel share of [k, ...]."""

@@ -180,6 +180,7 @@ class _Conversation:
             completion.segments,
             text=text,
             is_cut=completion.status is Status.TRUNCATED,
+            sampling_masks=completion.sampling_masks,
         )
         return text
 
@@ -256,7 +257,8 @@ def _part(record: Sample, start: int, end: int, status: Status) -> Completion:
         if start <= s.start < end
     )
     tokens, logprobs = record.response_tokens[start:end], record.rollout_logprobs[start:end]
-    return Completion(record.sample_id, tokens, logprobs, segments, status)
+    masks = None if record.sampling_masks is None else record.sampling_masks.part(start, end)
+    return Completion(record.sample_id, tokens, logprobs, segments, status, sampling_masks=masks)
 
 
 def _repeats(episode: Episode, record: Sample) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 
 from mrl.errors import RolloutBufferError
 from mrl.samples import Group, Prompt, ResponseSegment, Sample, Status, Transcript, Turn, Verdict, VerdictKind
+from mrl.sampling_masks import MaskFields, join_masks
 
 _INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
 _segment_fields = operator.attrgetter(*ResponseSegment.__slots__)
@@ -67,6 +68,8 @@ class GroupFields(msgspec.Struct, array_like=True):
     """[sum of lengths] int32: all responses, concatenated."""
     logprobs: bytes
     """[sum of lengths] float32."""
+    masks: MaskFields | None
+    """Sampling masks of all responses; None without any."""
 
 
 class SavedGroup(msgspec.Struct, array_like=True):
@@ -127,12 +130,14 @@ def group_fields(prompt: Prompt, samples: Sequence[Sample]) -> GroupFields:
         ],
         b"".join(np.ascontiguousarray(s.response_tokens, _INT).data for s in sequences),
         b"".join(np.ascontiguousarray(s.rollout_logprobs, _FLOAT).data for s in sequences),
+        MaskFields.of(join_masks((s.sampling_masks, len(s.response_tokens)) for s in sequences)),
     )
 
 
 def samples_of(fields: GroupFields, prompt: Prompt) -> tuple[Sample, ...]:
     """Return the samples of a `group_fields` message; their arrays are views of it."""
     sequences, end = [], 0
+    masks = None if fields.masks is None else fields.masks.masks()
     for item in fields.samples:
         start, end = end, end + item.length
         segments = tuple(ResponseSegment(*values) for values in item.segments)
@@ -152,6 +157,7 @@ def samples_of(fields: GroupFields, prompt: Prompt) -> tuple[Sample, ...]:
                 domain=prompt.domain,
                 tag=prompt.tag,
                 segments=segments,
+                sampling_masks=None if masks is None else masks.part(start, end),
                 verdict=None if item.verdict is None else _verdict(item.verdict),
                 transcript=None if item.transcript is None else _transcript(item.transcript),
             )

@@ -10,6 +10,7 @@ from mrl.agents.episode import Episode
 from mrl.rollout.request import Completion, completion_of, sample_of_completion
 from mrl.rollout.seeds import request_id
 from mrl.samples import Prompt, Sample, Status, Transcript, Verdict
+from mrl.sampling_masks import join_masks
 
 ENGINE, ENVIRONMENT, IN_LINE = "an engine", "its environment", "in line for an environment"
 """What a trajectory may wait for."""
@@ -96,6 +97,7 @@ def _with_tail(sample: Sample, so_far: Completion) -> Sample:
         rollout_logprobs=np.concatenate([sample.rollout_logprobs, so_far.logprobs]),
         policy_versions=np.concatenate([sample.policy_versions, so_far.policy_versions]),
         segments=sample.segments + moved,
+        sampling_masks=join_masks([(sample.sampling_masks, start), (so_far.sampling_masks, count)]),
     )
 
 

@@ -33,11 +33,12 @@ class RolloutSection(Section):
     temperature: float = Field(default=1.0, gt=0)
     """Sample at this temperature; the trainer divides its logits by the same value."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample from the likeliest tokens of this total probability; 1: all. Needs temperature 1."""
+    """Sample from the likeliest tokens of this total probability; 1: all. The trainer renormalises over the
+    same tokens."""
     top_k: int = Field(default=0, ge=0)
-    """Sample from this many likeliest tokens; 0: all. Needs temperature 1."""
+    """Sample from this many likeliest tokens; 0: all."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
-    """Sample from tokens of at least this share of the top probability; 0: all. Needs temperature 1."""
+    """Sample from tokens of at least this share of the top probability; 0: all."""
     max_response_tokens: int = Field(default=256, ge=1)
     """Stop a response after this many tokens."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -92,13 +93,6 @@ class RolloutSection(Section):
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     def faults(self) -> Iterator[str]:
-        if self.truncates and self.temperature != 1:
-            yield (
-                f"rollout.top_p, top_k and min_p need rollout.temperature = 1 (got {self.temperature:g}): "
-                "with truncated sampling, vLLM's log-probs over the whole vocabulary, which trainer and "
-                "corrections use, exist only before the temperature; validation has its own "
-                "loop.validation.temperature, top_p and top_k"
-            )
         if not all(self.stop):
             yield "rollout.stop contains an empty text, which would end every response at once; remove it"
         if self.dp > 1 and not self.expert_parallel:

@@ -157,8 +157,6 @@ def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
         (["rollout.max_response_tokens=512", "model.max_length=512"], "leaves no room for a prompt"),
         (["rollout.max_num_batched_tokens=64", "rollout.max_num_seqs=65"],
          "at least rollout.max_num_seqs = 65"),
-        (["rollout.top_p=0.9", "rollout.temperature=0.7"], "need rollout.temperature = 1"),
-        (["rollout.top_k=20", "rollout.temperature=1.2"], "need rollout.temperature = 1"),
         (["rollout.stop=[a,'']"], "an empty text"),
         (["loop.steps=many"], "loop.steps"),
         (["loop.steps"], "neither a configuration file nor"),

@@ -193,7 +193,8 @@ def middle_gap(folder: Path, requests: list[GenerationRequest], answers: list[Co
 
 
 def worst_gap(folder: Path, requests: list[GenerationRequest], answers: list[Completion]) -> float:
-    """Return the largest log-prob difference from transformers in float32 on the same tokens."""
+    """Return the largest log-prob difference from transformers in float32 on the same tokens, over their
+    sampling masks."""
     import torch
 
     from tests.tiny_models import reference_model
@@ -205,6 +206,12 @@ def worst_gap(folder: Path, requests: list[GenerationRequest], answers: list[Com
         with torch.no_grad():
             logits = model(tokens).logits[0, len(request.prompt_tokens) - 1 : -1]
         scale = 1.0 if request.greedy else request.temperature
+        if (masks := answer.sampling_masks) is not None:
+            kept = torch.zeros(logits.shape, dtype=torch.bool)
+            owners = np.repeat(np.arange(len(masks.counts)), masks.counts)
+            kept[torch.from_numpy(owners), torch.from_numpy(masks.tokens.astype(np.int64))] = True
+            kept |= torch.from_numpy(masks.counts == 0)[:, None]
+            logits = logits.masked_fill(~kept, -torch.inf)
         expected = (
             (logits / scale).log_softmax(-1).gather(1, torch.tensor(answer.tokens).long()[:, None])[:, 0]
         )

@@ -76,16 +76,40 @@ def ranks_and_mass(
     return likelier.sum(-1).numpy(), (p * likelier).sum(-1).numpy(), (drawn[:, 0] / p.max(-1).values).numpy()
 
 
-@pytest.mark.parametrize(
-    "truncation", [{"top_p": 0.9}, {"top_k": 7}, {"min_p": 0.3}, {"top_p": 0.5, "top_k": 20}], ids=str
-)
-def test_truncated_samples_carry_the_log_probs_of_the_whole_vocabulary(
+TRUNCATIONS = [
+    {"top_p": 0.9},
+    {"top_k": 7},
+    {"min_p": 0.3},
+    {"top_p": 0.5, "top_k": 20},
+    {"top_p": 0.8, "temperature": 0.6},
+]
+
+
+@pytest.mark.parametrize("truncation", TRUNCATIONS, ids=str)
+def test_truncated_samples_carry_their_masks_and_the_log_probs_over_them(
     truncating: EngineHost, model: Path, truncation: dict[str, float]
 ) -> None:
-    """They equal the trainer's: with the truncated normaliser they would look like a mismatch."""
+    """Also where responses are paused in the middle, next to requests without truncation."""
     requests = driving.requests(16, seed=21, max_tokens=12, ignore_stop=True, **truncation)
-    answers = truncating.call(driving.generate, requests)
-    assert driving.worst_gap(model, requests, answers) < 1e-4
+    others = [dataclasses.replace(request, request_id=f"{n + 50}.0", top_p=1.0, top_k=0, min_p=0.0)
+              for n, request in enumerate(requests[:4])]  # fmt: skip
+    for function, options in ((driving.generate, ()), (driving.in_segments, (5,))):
+        both = truncating.call(function, [*requests, *others], *options)
+        answers, whole = both[: len(requests)], both[len(requests) :]
+        for request, answer in zip(requests, answers, strict=True):
+            assert answer.sampling_masks is not None, request.request_id
+            assert len(answer.sampling_masks.counts) == len(answer.tokens) == 12
+            assert answer.sampling_masks.counts.min() > 0
+        assert min(answer.sampling_masks.counts.min() for answer in answers) < VOCAB
+        assert driving.worst_gap(model, requests, answers) < 1e-4
+        assert driving.worst_gap(model, others, whole) < 1e-4
+    check_drawn(model, requests, answers, truncation)
+
+
+def check_drawn(
+    model: Path, requests: list[GenerationRequest], answers: list[Completion], truncation: dict[str, float]
+) -> None:
+    """Check that drawn tokens are among the likeliest, by transformers."""
     facts = [ranks_and_mass(model, r, a) for r, a in zip(requests, answers, strict=True)]
     ranks, mass, share = (np.concatenate(column) for column in zip(*facts, strict=True))
     assert mass.max() <= truncation.get("top_p", 1.0) + 1e-5

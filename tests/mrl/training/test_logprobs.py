@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from mrl.training.logprobs import logprobs_and_entropy
+from mrl.training.logprobs import Kept, logprobs_and_entropy
 from tests.support.largest_tensor import Largest
 
 
@@ -29,6 +30,37 @@ def test_values_and_gradients(chunk: int, padding: int, temperature: float) -> N
     found_grads = torch.autograd.grad((values[0] * scale[0] + values[1] * scale[1]).sum(), (hidden, weight))
     for ours, theirs in zip((*values, *found_grads), (*expected, *grads), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+def test_values_and_gradients_over_sampling_masks(chunk: int) -> None:
+    """Rows without a mask are normalised over the whole vocabulary; other ranks have other columns."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(23, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(36, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    left = torch.rand(23, 31, generator=generator) < 0.4
+    left[::5] = False
+    targets = torch.randint(0, 31, (23,), generator=generator)
+    left[torch.arange(23), targets] |= left.any(dim=1)
+    scale = torch.randn(2, 23, generator=generator, dtype=torch.float64)
+
+    logits = hidden @ weight[:31].t() / 0.6
+    log_p = logits.masked_fill(left.any(dim=1)[:, None] & ~left, float("-inf")).log_softmax(-1)
+    expected = log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p.clamp(min=-1e30)).sum(-1)
+    grads = torch.autograd.grad((expected[0] * scale[0] + expected[1] * scale[1]).sum(), (hidden, weight))
+
+    bounds = np.concatenate([[0], np.cumsum(left.sum(dim=1).numpy())])
+    kept = Kept(bounds, left.nonzero()[:, 1].int())
+    values = logprobs_and_entropy(
+        hidden, weight, targets, vocab_size=31, temperature=0.6, chunk_tokens=chunk, kept=kept
+    )
+    ours = torch.autograd.grad((values[0] * scale[0] + values[1] * scale[1]).sum(), (hidden, weight))
+    for mine, theirs in zip((*values, *ours), (*expected, *grads), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+    logits = torch.zeros(23, 10)
+    kept.apply(logits, slice(0, 23), 20)
+    whole = left.any(dim=1)[:, None] & ~left
+    assert torch.equal(logits == float("-inf"), whole[:, 20:30])
 
 
 def test_without_a_gradient_through_the_entropy() -> None:
