@@ -63,7 +63,8 @@ class SeededCpuWorker(CPUWorker):
 
     def load_model(self, **options: Any) -> None:
         super().load_model(**options)
-        if self.vllm_config.additional_config.get(SAMPLING_MASKS):
+        ours: Any = self.vllm_config.additional_config
+        if ours.get(SAMPLING_MASKS):
             self._keep_masks(self.model_runner.sampler.topk_topp_sampler)
 
     def _keep_masks(self, sampler: Any) -> None:
