@@ -75,10 +75,14 @@ def test_problems_have_the_answers_of_their_numbers(tmp_path: Path) -> None:
 def test_capitals_are_checked_by_the_instruction_verifier(tmp_path: Path) -> None:
     folder = problem_rows.write_problems(tmp_path, num_train=1, num_validation=1)
     capitals = [row for row in rows(folder / "validation.jsonl") if row["domain"] == "capitals"]
-    assert len({row["prompt"][0]["content"] for row in capitals}) == len(capitals) == 78
-    argentina = next(row for row in capitals if "Argentina" in row["prompt"][0]["content"])
-    (check,) = argentina["answer"]
-    assert check == {"check": "contains_words", "words": ["Buenos Aires"]}
+    assert len({row["prompt"][0]["content"] for row in capitals}) == len(capitals) == 4 * 78
+    answers = {row["prompt"][0]["content"]: row["answer"] for row in capitals}
+    words = {
+        "What is the capital of Argentina?": "Buenos Aires",
+        "Kabul is the capital of which country?": "Afghanistan",
+    }
+    for question, word in words.items():
+        assert answers[question] == [{"check": "contains_words", "words": [word]}]
 
 
 SCHEMA = {"calculator": {"type": "object", "properties": {"expression": {"type": "string"}}}}

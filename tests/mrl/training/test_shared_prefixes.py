@@ -170,6 +170,8 @@ def both_ways(
     at = scenarios.worker(rank, world, port, folder, layout, **changes)
     batch = family_batch()
     shard = batch.select(np.flatnonzero(batch.group_ids % at.layout.dp == at.place.dp))
+    if changes.get("replays"):
+        shard = with_routes(shard, turned=1)
     whole, shared = (
         _passes(at, dataclasses.replace(shard, shares_prefixes=shares)) for shares in (False, True)
     )
@@ -184,6 +186,20 @@ def both_ways(
         "metrics": (whole["metrics"], shared["metrics"]),
         "computed": shared["tokens"] / whole["tokens"],
     }
+
+
+def with_routes(batch: TrainBatch, *, turned: int) -> TrainBatch:
+    """Return the batch with routes that are functions of the token and its place; those of sample `turned`
+    differ from place 12 on."""
+    samples = []
+    for number, span in enumerate(batch.spans(np.arange(batch.num_samples))):
+        places = np.arange(span.stop - span.start - 1)
+        shift = 3 * (places >= 12) if number == turned else 0 * places
+        first = (batch.tokens[span][:-1] + places + shift)[:, None] % 8
+        rows = np.stack([first + layer for layer in range(4)], axis=1) % 8
+        block = np.concatenate([rows, (rows + 1) % 8], axis=2).astype(np.uint8)
+        samples.append(Routes((RouteRows(block, 0, len(block)),)))
+    return dataclasses.replace(batch, routes=tuple(samples))
 
 
 def _passes(at: MegatronWorker, batch: TrainBatch) -> dict[str, Any]:
@@ -244,6 +260,12 @@ LONG_CASES: list[tuple[str, dict[str, int]]] = [
 @pytest.mark.parametrize(("family", "layout"), CASES, ids=lambda v: v if isinstance(v, str) else name_of(v))
 def test_log_probs_and_gradients(family: str, layout: dict[str, int], tmp_path: Path) -> None:
     check(write_model(tmp_path / "model", family), layout, 1e-6)
+
+
+@pytest.mark.integration
+def test_replayed_routes_end_a_prefix_where_they_differ(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "qwen3_moe")
+    check(folder, {}, 1e-6, replays=True)
 
 
 @pytest.mark.slow
