@@ -19,7 +19,7 @@ PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs iproute2 gcc
 help:
 	@echo "make quickstart   install, make data and model, supervised start, GRPO, report"
 	@echo "make calculator   the same for a policy that may use a tool"
-	@echo "make smollm2      a pretrained model, copied into four experts per layer, learns arithmetic (an hour)"
+	@echo "make smollm2      a pretrained model, copied into four experts per layer, learns arithmetic (half an hour)"
 	@echo "make setup-cuda   install on a machine with NVIDIA GPUs (docs/on-gpus.md)"
 	@echo "make quickstart-gpu  the same task on one GPU"
 	@echo "make test         install, then what a merge waits for"

@@ -1,8 +1,9 @@
 """Write arithmetic in words for a pretrained chat model, and questions of another domain.
 
 Rows of train and validation: half ask `What is 63 - 15?`, half tell a story; each has one sum, difference or
-product. Their domain is `problems`, their tag the operation. validation also has the rows of other domain,
-`capitals`, which are never trained on: they show what a run costs elsewhere. All files are a pure function of
+product. Their domain is `problems`, their tag the operation. validation also has rows of another domain,
+`capitals`, which is never trained on: four questions about each of 78 capital cities. They show what a run
+costs elsewhere. All files are a pure function of
 the seed.
 
     {"prompt": [{"role": "user", "content": "What is 63 - 15? Answer with the number only."}],
@@ -24,6 +25,13 @@ NAMES = "Anna Ben Carla David Emma Felix Grace Henry Iris Jack Kate Leo Maya Noa
 THINGS = (
     "apples books cards coins cookies eggs flowers marbles oranges pencils shells stamps stickers stones toys"
 )
+CAPITAL_QUESTIONS = (
+    ("What is the capital of {country}?", "capital"),
+    ("Which city is the capital of {country}?", "capital"),
+    ("Name the capital city of {country}.", "capital"),
+    ("{capital} is the capital of which country?", "country"),
+)
+"""Questions, and what the answer has to contain."""
 STORIES = {
     "sum": (
         "{name} has {a} {things}. {other} gives {name} {b} more. How many {things} does {name} have now?",
@@ -101,13 +109,16 @@ def _problem(rng: random.Random) -> tuple[str, int, str]:
 
 
 def _capitals() -> list[dict[str, Any]]:
-    pairs = [entry.split(" ", 1) for entry in CAPITALS.replace("\n", " ").split(", ")]
-    return [
-        {
-            "prompt": [{"role": "user", "content": f"What is the capital of {country}?"}],
-            "answer": [{"check": "contains_words", "words": [capital]}],
-            "domain": "capitals",
-            "tag": "capital",
-        }
-        for country, capital in pairs
-    ]
+    rows = []
+    for entry in CAPITALS.replace("\n", " ").split(", "):
+        names: dict[str, str] = dict(zip(("country", "capital"), entry.split(" ", 1), strict=True))
+        for question, answer in CAPITAL_QUESTIONS:
+            rows.append(
+                {
+                    "prompt": [{"role": "user", "content": question.format(**names)}],
+                    "answer": [{"check": "contains_words", "words": [names[answer]]}],
+                    "domain": "capitals",
+                    "tag": answer,
+                }
+            )
+    return rows

@@ -14,7 +14,8 @@ from mrl.config.sections.critic import CriticOptimizerSection, CriticSection
 from mrl.errors import MrlError
 from mrl.samples import TrainBatch
 from mrl.training.pass_options import PassOptions
-from mrl.training.trained_model import HEAD, TrainedModel
+from mrl.training.loaded_model import HEAD
+from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import digest_parameters, shard_of, train, worker
 from tests.tiny_models import COMMON, random_batch

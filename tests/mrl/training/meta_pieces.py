@@ -113,7 +113,7 @@ def prepared(rank: Passes, batch: TrainBatch) -> DeviceMicrobatch:
     (plan,) = pack_microbatches(batch, max_tokens=1 << 30, num_microbatches=1, tp=layout.tp, cp=layout.cp)
     scored = np.ones(batch.num_tokens, bool)
     scored[batch.cu_seqlens[:-1]] = False
-    item = rank._to_device(plan, scored)
+    item = rank._to_device(plan, scored, batch.sampling_masks)
     item.packed.angles = None  # a table of all positions, made once
     return item
 

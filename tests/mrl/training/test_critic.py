@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from mrl.config.sections.training import LayoutSection
 from mrl.training.hf import export_folder
-from mrl.training.trained_model import HEAD
+from mrl.training.loaded_model import HEAD
 from tests.mrl.training import critics
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
