@@ -10,9 +10,11 @@ import pytest
 import torch
 import yaml
 
+from mrl.algorithms.advantages import try_estimator
 from mrl.algorithms.losses import Tokens, loss_of
 from mrl.algorithms.tokens import Segments
 from mrl.config.load import load_config
+from mrl.config.sections.algorithm import EstimatorSection
 from mrl.config.sections.policy_loss import CustomLoss
 from tests.support.source_tree import ROOT
 
@@ -24,10 +26,20 @@ def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text()
 
 
-def test_the_loss_of_ones_own_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = re.findall(r"```python\n(.*?)```", page("algorithms.md"), re.S)[-1]
-    (tmp_path / "my_loss.py").write_text(code)
+@pytest.fixture
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the page's Python files into the current folder, under the names in their first lines."""
+    for code in re.findall(r"```python\n(# (\w+\.py).*?)```", page("algorithms.md"), re.S):
+        (tmp_path / code[1]).write_text(code[0])
     monkeypatch.chdir(tmp_path)
+
+
+def test_the_estimator_of_ones_own_passes_its_trial(own_code: None) -> None:
+    section = EstimatorSection(name="custom", function="my_estimator.py:best_of_group")
+    try_estimator(section)
+
+
+def test_the_loss_of_ones_own_computes(own_code: None) -> None:
     section = CustomLoss(function="my_loss.py:damped", options={"factor": 1.0})
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     tokens = Tokens(

@@ -14,7 +14,8 @@ from tests.support.source_tree import modules
 LAYERS = [
     [
         "mrl.compile_cache", "mrl.errors", "mrl.files", "mrl.user_code", "mrl.processes",
-        "mrl.reward_labels", "mrl.routes", "mrl.samples", "mrl.section", "mrl.tokenizer_folder",
+        "mrl.reward_labels", "mrl.routes", "mrl.samples", "mrl.sampling_masks", "mrl.section",
+        "mrl.tokenizer_folder",
         "mrl.models.layout",
     ],
     ["mrl.rewards"],

@@ -125,8 +125,8 @@ def _fill_keys(buckets: SegmentBuckets, tokens: Tensor, windowed: bool) -> list[
             before = torch.cat([segments[segment] for segment in prefix]).transpose(0, 1)
             if windowed:
                 before = before[:, max(0, before.shape[1] - buckets.window + 1) :]
-            own = filled[number]
-            filled[number] = torch.cat((before.expand(len(own), -1, -1, -1), own), dim=2)
+            keys = filled[number]
+            filled[number] = torch.cat((before.expand(len(keys), -1, -1, -1), keys), dim=2)
     return filled
 
 

@@ -101,13 +101,13 @@ class SampleBalancer:
     def _units(self, batch: TrainBatch, pieces: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """Return parts of groups, of which each is computed in one micro-batch: samples, tokens, cost."""
         plain = dataclasses.replace(batch, routes=None)  # packing.py splits parts that routes make too large
-        found = [
+        parts = [
             fitting
             for group in batch.groups()
             for piece in np.array_split(group, min(pieces, len(group)))
             for fitting in fitting_parts(plain, piece, max_tokens=self.max_tokens)
         ]
-        units, trees = zip(*found, strict=True)
+        units, trees = zip(*parts, strict=True)
         tokens = np.array([tree.num_tokens for tree in trees])
         costs = np.array([self.cost(tree.lengths, tree.offsets()).sum() for tree in trees])
         return list(units), tokens, costs

@@ -56,7 +56,7 @@ as the metric "loss". Entries with a False `arrays["loss_mask"]` are 0 in logpro
 gradient. An objective raises NotFiniteError for inputs that are not finite; outputs are checked nowhere else.
 Every rank then skips the optimizer step.
 """
-ParameterSwap = Callable[[], contextlib.AbstractContextManager[None]]
+ParameterSwap = Callable[[], contextlib.AbstractContextManager[object]]
 """Context that swaps other parameters in for the policy's, on this rank only: no rank waits there."""
 
 
@@ -253,8 +253,8 @@ class Passes:
         own_index = plan.token_index[rows[own_rows]]
         kept = None
         if masks is not None:
-            own = masks.take(own_index)
-            kept = Kept(own.bounds(), torch.from_numpy(own.tokens.astype(np.int32)).to(self._device))
+            masks = masks.take(own_index)
+            kept = Kept(masks.bounds(), torch.from_numpy(masks.tokens.astype(np.int32)).to(self._device))
         return DeviceMicrobatch(
             plan, tokens, mine, packed, self._real(plan, mine), own_index, *index, kept=kept
         )

@@ -167,8 +167,8 @@ class MegatronWorker:
         """
         if options.role == "critic":
             return self._trained("critic").passes.forward(batch, options)
-        with self._acting_as(options.role):
-            return self.policy.passes.forward(batch, options, reference=self._reference(options))
+        with self._acting_as(options.role) as passes:
+            return passes.forward(batch, options, reference=self._reference(options))
 
     def update(
         self,
@@ -222,19 +222,9 @@ class MegatronWorker:
         numbers, lessons = batch.samples[TEACHER], []
         batch = dataclasses.replace(batch, routes=None)
         for number, path in enumerate(section.folders):
-            with self._teaching(path) as passes:
+            with self._acting_as("teacher", path) as passes:
                 lessons.append(passes.lesson(batch, np.flatnonzero(numbers == number)))
         return TargetsOfTeachers(section, [lesson for lesson in lessons if lesson is not None])
-
-    @contextlib.contextmanager
-    def _teaching(self, path: str) -> Iterator[Passes]:
-        """Yield passes of a teacher's weights."""
-        if (teacher := self._teachers.get(path)) is not None:
-            with torch.no_grad(), teacher.on_device() as passes:
-                yield passes
-            return
-        with self._acting_as("teacher", path):
-            yield self.policy.passes
 
     def _trained(self, role: Role) -> TrainedModel:
         if role == "policy":
@@ -247,10 +237,15 @@ class MegatronWorker:
         return functools.partial(self._acting_as, "reference") if options.with_reference else None
 
     @contextlib.contextmanager
-    def _acting_as(self, role: Role, teacher: str = "") -> Iterator[None]:
-        """Swap the parameters of the reference or a teacher in for the policy's, during a forward pass."""
+    def _acting_as(self, role: Role, teacher: str = "") -> Iterator[Passes]:
+        """Yield passes over a model: the policy's, with the parameters of the reference or of a teacher
+        swapped in, or those of a teacher of other shapes."""
         if role == "policy":
-            yield
+            yield self.policy.passes
+            return
+        if teacher in self._teachers:
+            with torch.no_grad(), self._teachers[teacher].on_device() as passes:
+                yield passes
             return
         frozen = self._frozen.get(_REFERENCE if role == "reference" else teacher)
         if frozen is None and role == "reference":
@@ -258,7 +253,7 @@ class MegatronWorker:
         if frozen is None:
             raise ConfigError(f"there is no teacher {teacher!r} on this worker; call add_teacher() first")
         with torch.no_grad(), frozen(f"swap the {role} in"):
-            yield
+            yield self.policy.passes
 
     def device_name(self) -> str:
         """Return CUDA's name of this rank's device; "cpu" without CUDA."""

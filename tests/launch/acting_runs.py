@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_FILE = Path(__file__).parent / "programs.py"
+PROGRAM = f"agent={{environment: '{_FILE}:Chatting', max_turn_tokens: 24, max_turns: 6}}"
+"""A program that calls the policy by itself."""
 
 
 def words(acting: Path, folder: Path, name: str, *extra: str) -> list[str]:

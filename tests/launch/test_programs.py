@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 
 from mrl.observe.metrics_log import read
-from tests.launch.acting_runs import words
+from tests.launch.acting_runs import PROGRAM, words
 from tests.launch.command import run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-
-FILE = Path(__file__).parent / "programs.py"
-PROGRAM = f"agent={{environment: '{FILE}:Chatting', max_turn_tokens: 24, max_turns: 6}}"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from mrl.observe.metrics_log import read
 from tests.launch import acting_runs, tiny_runs
 from tests.launch.command import run
-from tests.launch.test_programs import PROGRAM
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -46,7 +45,7 @@ def test_single_turns(extra: tuple[str, ...], task: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", [(), (PROGRAM,)], ids=["environment", "program"])
+@pytest.mark.parametrize("extra", [(), (acting_runs.PROGRAM,)], ids=["environment", "program"])
 def test_episodes(extra: tuple[str, ...], acting: Path, tmp_path: Path) -> None:
     words = acting_runs.words(acting, tmp_path, "run", "algorithm.minibatches=1", "loop.steps=3", *extra)
     truncation = [f"rollout.{name}" for name in ("top_p=0.8", "top_k=20", "min_p=0.01", "temperature=0.7")]

@@ -105,10 +105,10 @@ def gradient(loss: Tensor, over: Tensor) -> Tensor:
 def test_dppo_by_name_is_the_users(bound: float) -> None:
     given = tokens()
     named = loss_of(DppoTvLoss(low=bound, high=bound))(given)
-    own = loss_of(CustomLoss(function=f"{__name__}:dppo_tv", options={"bound": bound}))(given)
-    assert torch.equal(named.loss, own.loss)
+    custom = loss_of(CustomLoss(function=f"{__name__}:dppo_tv", options={"bound": bound}))(given)
+    assert torch.equal(named.loss, custom.loss)
     dropped = named.clipped_low | named.clipped_high
-    assert torch.equal(dropped.double(), own.metrics["dropped"])
+    assert torch.equal(dropped.double(), custom.metrics["dropped"])
     assert dropped.any() == (bound < 0.5) and not dropped.all()
     assert not gradient(named.loss, given.logprobs)[dropped].any()
 
@@ -153,9 +153,9 @@ def test_the_off_policy_mask_by_name_is_the_users(max_kl: float) -> None:
     given = tokens()
     wide = {"name": "ppo_clip", "clip_low": 1.0, "clip_high": 1e9}
     named, metrics = objective(wide, {"kind": "off_policy_mask", "max_kl": max_kl}, given)
-    custom = {"name": "custom", "function": f"{__name__}:off_policy_mask", "options": {"max_kl": max_kl}}
-    own, reported = objective(custom, {"kind": "off"}, given)
-    torch.testing.assert_close(named, own, rtol=0, atol=1e-15)
+    function = {"name": "custom", "function": f"{__name__}:off_policy_mask", "options": {"max_kl": max_kl}}
+    custom, reported = objective(function, {"kind": "off"}, given)
+    torch.testing.assert_close(named, custom, rtol=0, atol=1e-15)
     assert float(metrics["policy/correction_dropped_frac"]) == float(reported["policy/custom/dropped"])
     dropped = given.segments.ids == 1  # the only sequence of negative advantage
     drift = (given.rollout_logprobs - given.logprobs.detach())[dropped & given.mask].mean()
@@ -177,8 +177,8 @@ def rollouts(rewards: list[float], groups: list[int]) -> Rollouts:
 def test_maxrl_by_name_is_the_users() -> None:
     given = rollouts([1, 0, 0, 0, 1, 1, 0, 1, 0, 0, 1, 1], [0] * 4 + [1] * 4 + [2] * 2 + [3] * 2)
     named, _ = estimate_advantages(EstimatorSection(name="maxrl"), given)
-    own, _ = estimate_advantages(EstimatorSection(name="custom", function=f"{__name__}:maxrl"), given)
-    torch.testing.assert_close(named, own, rtol=0, atol=1e-12)
+    custom, _ = estimate_advantages(EstimatorSection(name="custom", function=f"{__name__}:maxrl"), given)
+    torch.testing.assert_close(named, custom, rtol=0, atol=1e-12)
     expected = [3, -1, -1, -1, 1 / 3, 1 / 3, -1, 1 / 3, 0, 0, 0, 0]
     torch.testing.assert_close(named[::2], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
 

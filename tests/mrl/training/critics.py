@@ -13,8 +13,8 @@ from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.critic import CriticOptimizerSection, CriticSection
 from mrl.errors import MrlError
 from mrl.samples import TrainBatch
-from mrl.training.pass_options import PassOptions
 from mrl.training.loaded_model import HEAD
+from mrl.training.pass_options import PassOptions
 from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import digest_parameters, shard_of, train, worker
