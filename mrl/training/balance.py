@@ -60,7 +60,6 @@ class SampleBalancer:
     """Context-parallel size: samples are padded to chunks."""
     multiple: int = 1
     """The number of micro-batches is a multiple of this."""
-
     shares_prefixes: bool = False
     """Model and layout compute shared prefixes once."""
 
