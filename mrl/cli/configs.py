@@ -15,7 +15,10 @@ def add_training_to(commands) -> None:
     """Add the commands that train or prepare data."""
     _train_command(commands)
     config_command(
-        commands, "tune", _tune, "train on demonstrations or preferences, and write a model folder"
+        commands,
+        "tune",
+        _tune,
+        "SFT, DPO and reward models: train on demonstrations or preferences, write a model folder",
     )
     _make_command(commands)
     _data_command(commands)

@@ -91,6 +91,28 @@ def test_every_algorithm_trains_it(form: str, smollm2: Path, tmp_path: Path) -> 
     assert diffs and max(diffs) < 1e-3
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_the_dense_model_teaches_its_mixture(noise: float, smollm2: Path, tmp_path: Path) -> None:
+    """Without noise both compute the same function, so their divergence is 0."""
+    policy, teachers = tmp_path / "moe", f"{{problems: {smollm2}/dense}}"
+    options = ("--experts", "4", "--per-token", "2", "--noise", str(noise))
+    run("convert", f"{smollm2}/dense", "--out", str(policy), *options, log=tmp_path / "convert", seconds=300)
+    taught = (
+        f"model.path={policy}",
+        f"algorithm.distillation={{teachers: {teachers}, teachers_only: true}}",
+        "training.optimizer.lr=1e-3",
+        "loop.steps=4",
+    )
+    run("train", *words(smollm2, tmp_path, *taught), log=tmp_path / "log", seconds=900)
+    rows = [row for row in read(tmp_path / "run/metrics.jsonl") if row["step"]]
+    divergences = [row["distillation/divergence"] for row in rows]
+    assert len(rows) == 4 and all(row["distillation/taught_frac"] == 1 for row in rows)
+    if noise:
+        assert 0.01 < divergences[-1] < divergences[0]
+    else:
+        assert abs(divergences[0]) < 1e-6
+
+
 @pytest.mark.parametrize("objective", ["sft", "dpo"])
 def test_it_is_tuned_on_rows(objective: str, smollm2: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (smollm2 / "train.jsonl").read_text().splitlines()[:32]]
