@@ -21,7 +21,7 @@ import numpy as np
 from mrl.models.facts import ModelSize
 from mrl.models.kernels.zigzag import padded
 from mrl.samples import TrainBatch
-from mrl.training.prefixes import fitting_parts, saves_enough
+from mrl.training.prefixes import fitting_parts, may_save_enough, saves_enough
 
 EVEN = 1.05
 """An assignment this close to the mean of the ranks is even enough."""
@@ -81,7 +81,7 @@ class SampleBalancer:
     def _sharing(self, batch: TrainBatch, alone: _Assignment) -> _Assignment | None:
         """Return the shortest assignment of groups in one part, in two, in four and so on; None without
         sharing."""
-        if not self.shares_prefixes or not batch.num_samples:
+        if not self.shares_prefixes or not batch.num_samples or not may_save_enough(batch):
             return None
         best, pieces = None, 1
         largest = max(len(group) for group in batch.groups())
