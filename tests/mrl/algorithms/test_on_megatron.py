@@ -24,7 +24,10 @@ from tests.tiny_models import random_batch, reference_logprobs, write_model
 
 pytestmark = pytest.mark.integration
 
-SPECIAL = {"custom": {"function": "tests.mrl.algorithms.megatron_scenarios:pulled", "options": {"tau": 0.5}}}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "custom": {"function": "tests.mrl.algorithms.megatron_scenarios:pulled", "options": {"tau": 0.5}},
+    "dppo_tv": {"low": 0.002, "high": 0.002},
+}
 """Options where the defaults would not show on ratios near 1."""
 
 
