@@ -62,7 +62,7 @@ class ModelSize:
     @functools.cached_property
     def delta_nets(self) -> int:
         """Number of layers with a gated delta net instead of attention."""
-        return sum(self.family.is_delta_net(self.hf, number) for number in range(self.num_layers))
+        return self.family.num_delta_nets(self.hf)
 
     @property
     def attention_layers(self) -> int:

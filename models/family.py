@@ -115,6 +115,10 @@ class Family:
         """Return True if a layer has a gated delta net instead of attention."""
         return False
 
+    def num_delta_nets(self, hf: HfConfig) -> int:
+        """Return the number of layers with a gated delta net."""
+        return sum(self.is_delta_net(hf, number) for number in range(field(hf, "num_hidden_layers")))
+
     def qk_norm(self, hf: HfConfig) -> bool:
         """Return True if each head's queries and keys have norms."""
         return False

@@ -50,6 +50,12 @@ class SamplingMasks:
         bounds = self.bounds()
         return SamplingMasks(self.counts[start:end], self.tokens[bounds[start] : bounds[end]])
 
+    def split(self, lengths: Sequence[int]) -> list[SamplingMasks]:
+        """Return the masks of consecutive spans of these lengths."""
+        ends = np.cumsum(lengths, dtype=np.int64)[:-1]
+        parts = np.split(self.counts, ends), np.split(self.tokens, self.bounds()[ends])
+        return [SamplingMasks(counts, tokens) for counts, tokens in zip(*parts, strict=True)]
+
     def first_outside(self, drawn: np.ndarray) -> int | None:
         """Return the first position whose token in `drawn` [T] its mask does not contain; None if all do."""
         owners = np.repeat(np.arange(len(self.counts)), self.counts)
@@ -67,6 +73,11 @@ def join_masks(parts: Iterable[tuple[SamplingMasks | None, int]]) -> SamplingMas
     return SamplingMasks(
         np.concatenate([masks.counts for masks in known]), np.concatenate([masks.tokens for masks in known])
     )
+
+
+def split_masks(fields: MaskFields | None, lengths: Sequence[int]) -> Sequence[SamplingMasks | None]:
+    """Return the masks of a message's responses of these lengths; None for each if it has none."""
+    return [None] * len(lengths) if fields is None else fields.masks().split(lengths)
 
 
 def _narrow(tokens: np.ndarray) -> np.ndarray:

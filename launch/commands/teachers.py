@@ -13,7 +13,7 @@ from mrl.capacity.requirements import unmet
 from mrl.config.root import Config
 from mrl.config.sections.distillation import DistillationSection
 from mrl.errors import ConfigError
-from mrl.models.families import family_of, layout_for
+from mrl.models.families import family_of
 from mrl.models.hf_config import different_values
 from mrl.samples import Prompt
 from mrl.tokenizer_folder import load_tokenizer
@@ -53,10 +53,8 @@ def _unlike(folder: str, config: Config) -> list[str]:
     policy_config, teacher_config = read_config(policy), read_config(folder)
     name = f"algorithm.distillation.teachers: {folder}"
     if different_values(policy_config, teacher_config):
-        layout = layout_for(teacher_config, config.training.layout.sizes())
-        chosen = config.training.layout.model_copy(update={"ep": layout.ep, "etp": layout.etp})
-        training = config.training.model_copy(update={"layout": chosen, "lora": None})
-        alone = config.model_copy(update={"training": training})
+        has_experts = bool(family_of(teacher_config).num_experts(teacher_config))
+        alone = config.model_copy(update={"training": config.training.for_teacher(has_experts=has_experts)})
         if faults := unmet(alone, teacher_config, (), gpus=False, engines=False):
             return [f"{name}: {fault}" for fault in faults]
     check_folder(folder, family_of(teacher_config), teacher_config)

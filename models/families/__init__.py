@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mrl.errors import ConfigError
 from mrl.models.families.deepseek_v3 import DeepseekV3
 from mrl.models.families.glm4_moe import Glm4Moe, Glm4MoeLite
@@ -20,7 +18,6 @@ from mrl.models.families.qwen3_next import Qwen3Next
 from mrl.models.families.unsupported_models import reason
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
-from mrl.models.layout import Layout
 from mrl.models.read_keys import unread_keys
 
 _ALL: tuple[Family, ...] = (
@@ -56,12 +53,6 @@ def family_of(hf: HfConfig) -> Family:
             f"{sorted(FAMILIES)}"
         )
     return FAMILIES[model_type]
-
-
-def layout_for(hf: HfConfig, layout: Layout) -> Layout:
-    """Return the layout of a model on ranks that were laid out for another one: without experts, their
-    distribution does not apply."""
-    return layout if family_of(hf).num_experts(hf) else dataclasses.replace(layout, ep=1, etp=1)
 
 
 def require_trainable(hf: HfConfig) -> None:

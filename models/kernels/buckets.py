@@ -112,7 +112,8 @@ def segment_buckets(
     """
     lengths = tree.lengths
     if cp == 1:
-        band = _band(window, dtype=dtype, device=device) if window else None
+        # a block of W queries, and the 2W keys up to its end
+        band = _prefix_mask(window, window, window, dtype=dtype, device=device) if window else None
         if tree.shares:
             return _tree_buckets(tree, band, window=window, dtype=dtype, device=device)
         buckets = _on_device(*plan_buckets(lengths), device=device)
@@ -155,12 +156,18 @@ def _prefix_mask(
 ) -> Tensor:
     """Build [1, 1, length, before + length]: query i sees the keys up to `before` + i, or only the last
     `window` of them."""
-    last = before + torch.arange(length, device=device)[:, None]
-    keys = torch.arange(before + length, device=device)
-    unseen = keys > last
+    queries = before + torch.arange(length, device=device)[:, None]
+    return _mask(queries, before + length, window, dtype)[None, None]
+
+
+def _mask(queries: Tensor, num_keys: int, window: int, dtype: torch.dtype) -> Tensor:
+    """Return what is added to the scores [..., num_keys] of queries at positions [..., 1]: 0 for keys up to
+    them, or only the last `window` of these; else -inf."""
+    keys = torch.arange(num_keys, device=queries.device)
+    unseen = keys > queries
     if window:
-        unseen |= keys <= last - window
-    return torch.zeros(unseen.shape, dtype=dtype, device=device).masked_fill_(unseen, -math.inf)[None, None]
+        unseen |= keys <= queries - window
+    return torch.zeros(unseen.shape, dtype=dtype, device=queries.device).masked_fill_(unseen, -math.inf)
 
 
 def positions(lengths: np.ndarray, *, cp: int = 1, rank: int = 0) -> np.ndarray:
@@ -199,20 +206,7 @@ def _masks(
     Padding queries have some token's position, so they see at least slot 0 and give finite values.
     """
     by_bucket = positions[queries.slot_tokens].split([rows * length for rows, length in queries.shapes])
-    masks = []
-    for shape, (_, key_length), at in zip(queries.shapes, keys.shapes, by_bucket, strict=True):
-        slots, query = torch.arange(key_length, device=at.device), at.view(*shape, 1)
-        unseen = slots > query
-        if window:
-            unseen |= slots <= query - window
-        masks.append(
-            torch.zeros(unseen.shape, dtype=dtype, device=at.device).masked_fill_(unseen, -math.inf)[:, None]
-        )
-    return masks
-
-
-def _band(window: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Build [1, 1, W, 2W]: query i is W slots after key slot i, and sees itself and W - 1 before it."""
-    ahead = torch.arange(2 * window, device=device) - torch.arange(window, device=device)[:, None]
-    unseen = (ahead <= 0) | (ahead > window)
-    return torch.zeros(unseen.shape, dtype=dtype, device=device).masked_fill_(unseen, -math.inf)[None, None]
+    return [
+        _mask(at.view(*shape, 1), key_length, window, dtype)[:, None]
+        for shape, (_, key_length), at in zip(queries.shapes, keys.shapes, by_bucket, strict=True)
+    ]

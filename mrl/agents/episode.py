@@ -159,8 +159,7 @@ class Episode:
         start = self._length
         self.turns.append(Turn(start, start + len(tokens), text))
         versions = np.repeat([s.version for s in segments], [s.end - s.start for s in segments])
-        self._grow(tokens, logprobs, versions, trains=True)
-        self._sampling_masks.append((sampling_masks, len(tokens)))
+        self._grow(tokens, logprobs, versions, trains=True, sampling_masks=sampling_masks)
         self._segments += [
             dataclasses.replace(s, start=s.start + start, end=s.end + start) if start else s for s in segments
         ]
@@ -188,7 +187,6 @@ class Episode:
         else:
             count = len(tokens)
             self._grow(tokens, np.zeros(count), np.full(count, -1), trains=False)
-            self._sampling_masks.append((None, count))
             self.state = EpisodeState.WANTS_TOKENS
 
     def bad_call(self) -> None:
@@ -231,11 +229,20 @@ class Episode:
         ended_by = self.ended_by.value if self.ended_by else ""
         return Transcript(tuple(self.turns), self._opening, ended_by, self.reason, faults, restarts)
 
-    def _grow(self, tokens: np.ndarray, logprobs: np.ndarray, versions: np.ndarray, *, trains: bool) -> None:
+    def _grow(
+        self,
+        tokens: np.ndarray,
+        logprobs: np.ndarray,
+        versions: np.ndarray,
+        *,
+        trains: bool,
+        sampling_masks: SamplingMasks | None = None,
+    ) -> None:
         assert len(tokens) == len(logprobs) == len(versions), "one log-prob and one version per token"
         self._tokens.append(np.asarray(tokens, np.int32))
         self._logprobs.append(np.asarray(logprobs, np.float32))
         self._versions.append(np.asarray(versions, np.int32))
+        self._sampling_masks.append((sampling_masks, len(tokens)))
         self._masks.append(np.full(len(tokens), trains))
         self._length += len(tokens)
 

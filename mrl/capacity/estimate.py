@@ -42,7 +42,6 @@ from mrl.capacity.training_memory import (
 )
 from mrl.config.root import Config
 from mrl.models.adapters import num_elements
-from mrl.models.families import layout_for
 from mrl.models.hf_config import different_values
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
@@ -119,13 +118,11 @@ class Estimate:
     def _teachers(self) -> list[tuple[int, bool]]:
         """Bytes of each teacher's weights on its fullest rank, and True if it is a model of its own, which is
         on the device during its pass."""
-        training, sizes = self.config.training, []
+        sizes = []
         for facts in teacher_facts(self.config, self.facts):
-            layout = layout_for(facts.hf, self.layout)
-            chosen = training.layout.model_copy(update={"ep": layout.ep, "etp": layout.etp})
-            stages = stage_memory(facts, training.model_copy(update={"layout": chosen, "lora": None}))
+            training = self.config.training.for_teacher(has_experts=bool(facts.num_experts))
             apart = bool(different_values(self.facts.hf, facts.hf))
-            sizes.append((max(stage.weights for stage in stages), apart))
+            sizes.append((max(stage.weights for stage in stage_memory(facts, training)), apart))
         return sizes
 
     @cached_property

@@ -112,6 +112,9 @@ class RolloutEngine(EngineWorkers):
                 routes=routes,
             )
         self._scratch.note_segments()
+        model = self._engine.model_config
+        self._masked_tokens = model.get_vocab_size() if model.return_sampling_mask else 0
+        """See vllm_convert.sampling_params."""
         self._routes = engine_routes.route_source(model_path, self._ask_workers) if routes else None
         watch_workers(self._engine.model_executor, on_worker_lost)
         self.policy_version = -1
@@ -253,12 +256,8 @@ class RolloutEngine(EngineWorkers):
 
     def _add(self, request: GenerationRequest) -> str:
         """Add a request to vLLM; return its internal id."""
-        model = self._engine.model_config
         parameters = vllm_convert.sampling_params(
-            request,
-            stop=self._stop,
-            texts=self._rollout.stop,
-            masked_tokens=model.get_vocab_size() if model.return_sampling_mask else 0,
+            request, stop=self._stop, texts=self._rollout.stop, masked_tokens=self._masked_tokens
         )
         salt = str(self.policy_version) if self._keeps_caches else ""
         name = self._engine.add_request(

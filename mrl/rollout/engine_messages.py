@@ -22,7 +22,7 @@ import numpy as np
 from mrl.rollout.request import Completion, GenerationRequest
 from mrl.routes import RouteRows, Routes, in_one_block
 from mrl.samples import ResponseSegment, Status
-from mrl.sampling_masks import MaskFields, join_masks
+from mrl.sampling_masks import MaskFields, join_masks, split_masks
 
 STREAM_BYTES = 1 << 26
 """Buffer of an engine's stream in bytes; a longer frame arrives in parts."""
@@ -223,31 +223,22 @@ def completions_of(message: Ended, block: object = None) -> list[Completion]:
     """Return the completions of a message as copies; `block` is the object that its block number names."""
     segments, end, completions = iter(message.segments), 0, []
     routes = message.routes or [None] * len(message.request_ids)
-    masks = None if message.masks is None else message.masks.masks()
-    for name, status, length, count, text, route in zip(
+    for name, status, length, count, text, route, masks in zip(
         message.request_ids,
         message.statuses,
         message.lengths,
         message.num_segments,
         message.texts,
         routes,
+        split_masks(message.masks, message.lengths),
         strict=True,
     ):
-        start, span, end = end, slice(4 * end, 4 * (end + length)), end + length
+        span, end = slice(4 * end, 4 * (end + length)), end + length
         tokens = np.frombuffer(bytes(message.tokens[span]), np.int32)
         logprobs = np.frombuffer(bytes(message.logprobs[span]), np.float32)
         parts = tuple([ResponseSegment(*next(segments)) for _ in range(count)])
         completions.append(
-            Completion(
-                name,
-                tokens,
-                logprobs,
-                parts,
-                _STATUS[status],
-                text,
-                _routes(route, block),
-                None if masks is None else masks.part(start, end),
-            )
+            Completion(name, tokens, logprobs, parts, _STATUS[status], text, _routes(route, block), masks)
         )
     return completions
 

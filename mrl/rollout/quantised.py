@@ -85,7 +85,7 @@ def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
     if rollout.quantization == "none":
         return
     family = family_of(hf)
-    if any(family.is_delta_net(hf, number) for number in range(hf["num_hidden_layers"])):
+    if family.num_delta_nets(hf):
         raise ConfigError(
             f"rollout.quantization = {rollout.quantization}: delta nets are served wide only; set it to none"
         )

@@ -125,10 +125,13 @@ def _masks(request_id: str, reported: Any, drawn: np.ndarray) -> SamplingMasks |
     if reported is None or not len(drawn):
         return None
     masks = SamplingMasks.of(reported.token_ids)
-    if len(masks.counts) != len(drawn) or (outside := masks.first_outside(drawn)) is not None:
-        place = len(masks.counts) if len(masks.counts) != len(drawn) else outside
+    if len(masks.counts) != len(drawn):
         raise RolloutError(
-            f"request {request_id}: vLLM drew token {place} of the response from outside its sampling mask"
+            f"request {request_id}: vLLM reports {len(masks.counts)} sampling masks for {len(drawn)} tokens"
+        )
+    if (outside := masks.first_outside(drawn)) is not None:
+        raise RolloutError(
+            f"request {request_id}: vLLM drew token {outside} of the response from outside its sampling mask"
         )
     return masks
 

@@ -82,11 +82,9 @@ def merge_parts(batch: TrainBatch, parts: Sequence[np.ndarray], values: Sequence
 
 def minibatches(batch: TrainBatch, count: int) -> list[np.ndarray]:
     """Split sample positions into minibatches of whole groups, in order, nearly even, none empty."""
-    starts = [i for i in range(batch.num_samples) if i == 0 or batch.group_ids[i] != batch.group_ids[i - 1]]
-    count = max(1, min(count, len(starts)))
-    pieces = np.array_split(np.arange(len(starts)), count)
-    bounds = starts + [batch.num_samples]
-    return [np.arange(bounds[p[0]], bounds[p[-1] + 1], dtype=np.int64) for p in pieces if len(p)]
+    groups = batch.groups()
+    pieces = np.array_split(np.arange(len(groups)), max(1, min(count, len(groups))))
+    return [np.concatenate(groups[p[0] : p[-1] + 1]) for p in pieces if len(p)]
 
 
 def _after_prompts(samples: Sequence[Sample], values: Sequence[np.ndarray], dtype: type) -> np.ndarray:

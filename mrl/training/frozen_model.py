@@ -10,8 +10,8 @@ import torch
 
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
-from mrl.models.families import layout_for
-from mrl.models.layout import Layout, RankCoordinates
+from mrl.models.families import family_of
+from mrl.models.layout import RankCoordinates
 from mrl.training.hf import hf_folder
 from mrl.training.loaded_model import LoadedModel
 from mrl.training.passes import Passes
@@ -27,14 +27,14 @@ class FrozenModel(LoadedModel):
         training: TrainingSection,
         *,
         max_length: int,
-        layout: Layout,
         place: RankCoordinates,
         device: torch.device,
     ) -> None:
         """Build and load the folder's model on the policy's process groups."""
         model = ModelSection(path=str(path), max_length=max_length)
-        training = training.model_copy(update={"lora": None})
-        layout = layout_for(hf_folder.read_config(path), layout)
+        hf_config = hf_folder.read_config(path)
+        training = training.for_teacher(has_experts=bool(family_of(hf_config).num_experts(hf_config)))
+        layout = training.layout.sizes()
         super().__init__(model, training, layout=layout, place=place, device=device)
         for chunk in self.chunks.models:
             chunk.requires_grad_(False)

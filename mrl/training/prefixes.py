@@ -27,8 +27,7 @@ MIN_SHARED_TOKENS = 16
 def shares_prefixes(training: TrainingSection, hf: HfConfig) -> bool:
     """Return True if passes over a model with config.json `hf` may share prefixes. Raise ConfigError if the
     setting asks for it and the model cannot."""
-    family = family_of(hf)
-    delta_nets = sum(family.is_delta_net(hf, number) for number in range(hf["num_hidden_layers"]))
+    delta_nets = family_of(hf).num_delta_nets(hf)
     if training.share_prefixes is True and delta_nets:
         raise ConfigError(
             "training.share_prefixes = true: the model has delta nets, whose state cannot branch yet; set it "

@@ -143,12 +143,7 @@ class MegatronWorker:
             self._frozen[path] = self._kept(path, "teacher")
             return
         self._teachers[path] = FrozenModel(
-            path,
-            self.training,
-            max_length=self.model.max_length,
-            layout=self.layout,
-            place=self.place,
-            device=self.device,
+            path, self.training, max_length=self.model.max_length, place=self.place, device=self.device
         )
 
     def _kept(self, path: str | Path, name: str) -> Callable[[str], AbstractContextManager[None]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mrl.errors import RolloutBufferError
 from mrl.samples import Group, Prompt, ResponseSegment, Sample, Status, Transcript, Turn, Verdict, VerdictKind
-from mrl.sampling_masks import MaskFields, join_masks
+from mrl.sampling_masks import MaskFields, join_masks, split_masks
 
 _INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
 _segment_fields = operator.attrgetter(*ResponseSegment.__slots__)
@@ -137,8 +137,8 @@ def group_fields(prompt: Prompt, samples: Sequence[Sample]) -> GroupFields:
 def samples_of(fields: GroupFields, prompt: Prompt) -> tuple[Sample, ...]:
     """Return the samples of a `group_fields` message; their arrays are views of it."""
     sequences, end = [], 0
-    masks = None if fields.masks is None else fields.masks.masks()
-    for item in fields.samples:
+    masks = split_masks(fields.masks, [item.length for item in fields.samples])
+    for item, kept in zip(fields.samples, masks, strict=True):
         start, end = end, end + item.length
         segments = tuple(ResponseSegment(*values) for values in item.segments)
         mask, versions = _follow(segments, item.length)
@@ -157,7 +157,7 @@ def samples_of(fields: GroupFields, prompt: Prompt) -> tuple[Sample, ...]:
                 domain=prompt.domain,
                 tag=prompt.tag,
                 segments=segments,
-                sampling_masks=None if masks is None else masks.part(start, end),
+                sampling_masks=kept,
                 verdict=None if item.verdict is None else _verdict(item.verdict),
                 transcript=None if item.transcript is None else _transcript(item.transcript),
             )

@@ -183,6 +183,12 @@ class TrainingSection(Section):
         default = max(_BUCKET_SIZE, _BUCKET_SIZE_OF_A_REPLICA * layout.dp)  # Megatron's
         return (self.bucket_size or default) if overlaps else None
 
+    def for_teacher(self, *, has_experts: bool) -> "TrainingSection":
+        """Return the settings of a frozen model on the same ranks: without adapters and, for a dense one,
+        without a distribution of experts."""
+        layout = self.layout if has_experts else self.layout.model_copy(update={"ep": 1, "etp": 1})
+        return self.model_copy(update={"layout": layout, "lora": None})
+
     def may_share_prefixes(self, *, delta_nets: int) -> bool:
         """Return True if passes over a model with so many layers of delta nets may share prefixes: their
         states do not branch."""
