@@ -19,7 +19,7 @@ class Decision(enum.Enum):
     """Outcome of a group's tests."""
 
     KEPT = "kept"
-    """All tests passed."""
+    """All tests passed, or the group's domain has a teacher."""
     ALL_CORRECT = "all_correct"
     """No spread, and every reward at least 1."""
     ALL_INCORRECT = "all_incorrect"

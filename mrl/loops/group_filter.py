@@ -63,6 +63,9 @@ class GroupFilter:
         self._config = config
         self._tests = config.algorithm.filter or FilterSection()
         """Filter whose decisions are counted even if the run keeps all groups."""
+        distillation = config.algorithm.distillation
+        self._taught = frozenset(distillation.teachers if distillation else ())
+        """Domains with a teacher: their groups are kept, as they teach something whatever their rewards."""
         self._booked: list[Group] = []
         self._witnesses = AuditAgreement(config.reward)
         self._account = filtering.DecisionCounts()
@@ -83,6 +86,9 @@ class GroupFilter:
         nan_guard.check_finite_rewards(groups)
         scored = trainable(groups)
         decisions = filtering.decide(self._tests, [_values(group) for group in scored])
+        for number, group in enumerate(scored):
+            if group.prompt.domain in self._taught:
+                decisions[number] = filtering.Decision.KEPT
         return self._screened(groups, scored, decisions)
 
     def refilter(self, groups: Sequence[Group], decisions: list[filtering.Decision]) -> FilteredGroups:

@@ -138,7 +138,12 @@ class MegatronWorker:
     @torch.no_grad()
     def add_teacher(self, path: str) -> None:
         """Keep a Hugging Face folder's weights in host memory as a teacher; update() finds it by folder.
-        Weights of the policy's shapes need only a snapshot, others a model."""
+        The start under adapters needs no copy, other weights of the policy's shapes a snapshot, others a
+        model."""
+        adapters = self.policy.adapters
+        if adapters is not None and Path(path).resolve() == Path(self.model.path).resolve():
+            self._frozen[path] = adapters.removed
+            return
         if not different_values(self.policy.hf_config, hf_folder.read_config(path)):
             self._frozen[path] = self._kept(path, "teacher")
             return

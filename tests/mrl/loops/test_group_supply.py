@@ -38,6 +38,14 @@ def test_refills_are_whole_rounds_and_what_is_over_serves_the_next_step(tmp_path
     assert metrics["policy/stale_token_frac"] == 0.25
 
 
+def test_groups_of_a_domain_with_a_teacher_are_kept_whatever_their_rewards(tmp_path: Path) -> None:
+    teachers = {"distillation": {"teachers": {"default": str(tmp_path)}}}
+    script = Scripted(tmp_path, FILTER | teachers, reward=lambda prompt, sample: 1.0)
+    chosen, metrics = script.step()
+    assert chosen == [0, 1, 2, 3] and script.asked() == [[0, 1, 2, 3]]
+    assert metrics["group/kept_frac"] == 1
+
+
 def test_groups_are_chosen_by_prompt_and_never_by_who_finished_first(tmp_path: Path) -> None:
     """Verdicts come in reverse order; the same groups are chosen."""
     script = Scripted(tmp_path, FILTER, reward=useful(1, 3, 4, 5, 6, 7))

@@ -13,6 +13,7 @@ from torch import Tensor
 from mrl.algorithms.objective import Objective
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.distillation import TEACHER, DistillationSection
+from mrl.config.sections.lora import LoraSection
 from mrl.loops.learn import denominators
 from mrl.training.divergence import Vocabulary, divergence
 from mrl.training.pass_options import PassOptions
@@ -56,3 +57,26 @@ def exact_step(
         PassOptions(temperature=TEMPERATURE),
         distillation=section,
     )
+
+
+def starts_as_teachers(rank: int, world: int, port: int, start: str, copy: str) -> list[dict[str, float]]:
+    """Return an update's metrics with the start of trained adapters as the teacher, then with its copy."""
+    at = worker(
+        rank, world, port, start, {}, lora=LoraSection(rank=4, targets=("attention", "routed_experts"))
+    )
+    batch = random_batch(10, seed=1)
+    batch = dataclasses.replace(batch, samples={TEACHER: np.zeros(10, np.int64)})
+    _, shard = shard_of(batch, at)
+    results = []
+    for teacher in (start, copy):
+        at.add_teacher(teacher)
+        section = DistillationSection(teachers={"any": teacher})
+        config = AlgorithmSection(aggregation={"mode": "token_mean"}, distillation=section)  # type: ignore
+        options = PassOptions(temperature=TEMPERATURE)
+        if not results:  # the adapters begin at zero: rewards move them away from the start
+            at.update(shard, Objective(config), denominators(batch), options, distillation=section)
+        metrics, _ = at.accumulate(
+            shard, Objective(config), denominators(batch), options, distillation=section
+        )
+        results.append(metrics)
+    return results

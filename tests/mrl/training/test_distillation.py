@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,15 @@ def test_teachers_of_other_families_and_widths(layout, kind, one_rank_of, tmp_pa
     dense = write_model(tmp_path / "dense", "llama", seed=7, hidden_size=48)
     mixture = write_model(tmp_path / "mixture", "mixtral", seed=8)
     check(folder, [dense, mixture], layout, kind)
+
+
+def test_the_start_under_adapters_is_a_teacher_as_its_copy_is(one_rank_of, tmp_path) -> None:
+    folder, _ = one_rank_of.of("qwen3_moe")
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    ((start, other),) = run_ranks(distillations.starts_as_teachers, 1, str(folder), str(copy))
+    assert start["distillation/divergence"] > 1e-6
+    for name in ("distillation/divergence", "distillation/loss"):
+        assert start[name] == pytest.approx(other[name], rel=1e-6)
 
 
 def check(folder: Path, teachers: list[Path], layout: dict[str, int], kind: str) -> None:
