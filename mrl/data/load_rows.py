@@ -102,6 +102,12 @@ class Dataset:
                 f"data.validation: all {len(validated)} prompts are also training prompts, so scores do not "
                 "show generalisation; use other rows, or set data.overlap=drop to remove them from training"
             )
+        held_out = sum(len(source.rows) for source in self.validation)
+        if len(validated) < held_out and "num_prompts" not in loop.validation.model_fields_set:
+            warnings.append(
+                f"only the first {len(validated)} of {held_out} validation rows are used, the default of "
+                f"loop.validation.num_prompts; set it to {held_out} for all, or to what you want"
+            )
         return warnings
 
     def stream(self, seed: int) -> PromptStream:

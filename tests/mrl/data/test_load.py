@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection
+from mrl.config.sections.loop import LoopSection
 from mrl.data import load_rows
 from mrl.data.load_rows import load_data, load_validation
 from mrl.data.row_shapes import DataRow, read_row
@@ -225,3 +226,17 @@ def test_messages_reach_verifiers_and_tokens_alike(write_rows: Any, chat_tokeniz
     (prompt,) = load_data(DataSection(train=train), MATHS, chat_tokenizer).stream(0).take(1)
     assert prompt.text == "<user>1+1<assistant>"
     assert prompt.messages == ({"role": "user", "content": "1+1"},)
+
+
+def test_a_validation_file_longer_than_the_default_count_is_a_warning(
+    write_rows: Any, plain_tokenizer: Any
+) -> None:
+    rows = [{"prompt": f"{n} + 0 = ", "answer": str(n)} for n in range(513)]
+    section = DataSection(
+        train=write_rows(rows[:1], "train.jsonl"), validation=write_rows(rows, "validation.jsonl")
+    )
+    data = load_data(section, MATHS, plain_tokenizer)
+    (warning,) = data.warnings(LoopSection(prompts_per_step=1))
+    assert "only the first 512 of 513 validation rows" in warning and "loop.validation.num_prompts" in warning
+    chosen = LoopSection.model_validate({"prompts_per_step": 1, "validation": {"num_prompts": 512}})
+    assert not data.warnings(chosen)
