@@ -88,3 +88,41 @@ def test_two_chunks_of_logits_exist_at_most_and_nothing_is_larger() -> None:
         )
         (logprobs.sum() + entropy.sum()).backward()
     assert (seen.elements, seen.alive) == (16 * 1000, 2)
+
+
+def test_the_expected_gradient_over_masks_is_that_of_the_truncated_policys_reward() -> None:
+    """All responses of two tokens that a policy with top_p 0.8 can draw, each with its probability."""
+    vocab, dim, temperature = 7, 5, 0.9
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        hidden = torch.randn(1 + vocab, dim, generator=generator, dtype=torch.float64) / 3
+        weight = torch.randn(vocab, dim, generator=generator, dtype=torch.float64, requires_grad=True)
+        reward = torch.randn(vocab, vocab, generator=generator, dtype=torch.float64)
+        logits = hidden @ weight.t() / temperature
+        order = logits.softmax(-1).sort(-1, descending=True)
+        nucleus = order.values.cumsum(-1) - order.values < 0.8
+        mask = torch.zeros_like(nucleus).scatter(-1, order.indices, nucleus)
+        probs = logits.masked_fill(~mask, -torch.inf).softmax(-1)  # row 0: first token; row 1 + y: after y
+        expected = (probs[0, :, None] * probs[1:] * reward).sum()
+        (truth,) = torch.autograd.grad(expected, weight)
+        assert truth.norm() > 0 and not mask.all()
+
+        first, second = torch.nonzero(mask[0, :, None] & mask[1:], as_tuple=True)
+        rows = torch.cat([torch.zeros_like(first), 1 + first])
+        tokens = torch.cat([torch.nonzero(mask[row])[:, 0] for row in rows.tolist()]).int()
+        bounds = np.concatenate([[0], np.cumsum(mask.sum(-1)[rows].numpy())])
+        value = (probs[0, first] * probs[1 + first, second] * reward[first, second]).detach()
+        gradients = []
+        for kept in (Kept(bounds, tokens), None):
+            logprobs, _ = logprobs_and_entropy(
+                hidden[rows],
+                weight,
+                torch.cat([first, second]),
+                vocab_size=vocab,
+                temperature=temperature,
+                chunk_tokens=4,
+                kept=kept,
+            )
+            gradients.append(torch.autograd.grad((value * logprobs.view(2, -1).sum(0)).sum(), weight)[0])
+        errors = [float((gradient - truth).norm() / truth.norm()) for gradient in gradients]
+        assert errors[0] < 1e-12 and errors[1] > 1e-2, errors
