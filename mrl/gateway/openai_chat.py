@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mrl.agents.tool_calls import ToolCall
@@ -18,12 +18,12 @@ from mrl.gateway.session import RefusedRequest, Reply
 
 MODEL = "policy"
 """Name of the model; requests may use any."""
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """Request of either API."""
+    """Request of any API."""
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -34,6 +34,12 @@ class ChatRequest:
     """Stream the token counts too."""
     with_logprobs: bool = False
     model: str = MODEL
+    instructions: str = ""
+    """Text before the messages, which an earlier response's messages do not include."""
+    previous: str = ""
+    """Id of the response that the messages follow; empty: they are the whole history."""
+    is_stored: bool = False
+    """Later requests may name the response."""
 
 
 def read_chat(body: Any) -> ChatRequest:
@@ -77,7 +83,7 @@ def chat_body(
         message["reasoning_content"] = reply.thought
     if calls:
         message["tool_calls"] = [_call(call) for call in calls]
-    logprobs = _logprobs(reply, token_text) if request.with_logprobs else None
+    logprobs = _logprobs(reply, request, token_text)
     choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": _finish(reply)}
     return _head(name, request, "chat.completion") | {"choices": [choice], "usage": _usage(reply)}
 
@@ -94,8 +100,7 @@ def chat_events(
     deltas += [{"tool_calls": [{"index": n} | _call(call)]} for n, call in enumerate(reply.message.calls)]
     choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "finish_reason": _finish(reply)})
-    if request.with_logprobs:
-        choices[-1]["logprobs"] = _logprobs(reply, token_text)
+    choices[-1]["logprobs"] = _logprobs(reply, request, token_text)
     head = _head(name, request, "chat.completion.chunk")
     for choice in choices:
         yield _event(head | {"choices": [choice]})
@@ -160,19 +165,20 @@ def read_text(content: Any, field: str = "messages") -> str:
 
 
 def _message(message: Any) -> ChatMessage:
-    role = _ROLES.get(str(message.get("role"))) if isinstance(message, dict) else None
+    role = ROLES.get(str(message.get("role"))) if isinstance(message, dict) else None
     if role is None:
-        raise malformed("messages", f"a message must have one of the roles {', '.join(_ROLES)}")
+        raise malformed("messages", f"a message must have one of the roles {', '.join(ROLES)}")
     text = read_text(message.get("content"))
     if role == "tool":
         return ChatMessage(
             "tool", text, (), str(message.get("tool_call_id") or ""), str(message.get("name") or "")
         )
     calls = message.get("tool_calls") or [] if role == "assistant" else []
-    return ChatMessage(role, text, tuple(_read_call(call) for call in calls))  # type: ignore[arg-type]
+    return ChatMessage(role, text, tuple(read_call(call) for call in calls))  # type: ignore[arg-type]
 
 
-def _read_call(call: Any) -> ToolCall:
+def read_call(call: Any, field: str = "messages") -> ToolCall:
+    """Read a call of a tool. Raise RefusedRequest if its arguments are not a JSON object."""
     try:
         function = call["function"]
         arguments = json.loads(function["arguments"] or "{}")
@@ -180,9 +186,8 @@ def _read_call(call: Any) -> ToolCall:
             raise TypeError
         return ToolCall(str(function["name"]), arguments, str(call.get("id") or ""))
     except (KeyError, TypeError, ValueError) as error:
-        raise malformed(
-            "messages", "a tool call must have a function with a name and JSON arguments"
-        ) from error
+        reason = "a tool call must have the name of a function and its arguments, a JSON object"
+        raise malformed(field, reason) from error
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
@@ -190,15 +195,19 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _logprobs(reply: Reply, token_text: Callable[[int], str]) -> dict[str, Any]:
+def logprobs_of(reply: Reply, token_text: Callable[[int], str]) -> list[dict[str, Any]]:
+    """Return the log-probs of all tokens of a turn."""
     completion = reply.turn.completion
     pairs = zip(completion.tokens.tolist(), completion.logprobs.tolist(), strict=True)
     entries = [(token_text(token), logprob) for token, logprob in pairs]
-    content = [
+    return [
         {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
         for text, logprob in entries
     ]
-    return {"content": content, "refusal": None}
+
+
+def _logprobs(reply: Reply, request: ChatRequest, token_text: Callable[[int], str]) -> dict[str, Any] | None:
+    return {"content": logprobs_of(reply, token_text), "refusal": None} if request.with_logprobs else None
 
 
 def _finish(reply: Reply) -> str:
@@ -218,8 +227,14 @@ def _event(data: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-def names_of_calls(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """Return messages whose tool results have the names of the tools that their calls had."""
+def conversation_of(request: ChatRequest) -> tuple[ChatMessage, ...]:
+    """Return a request's messages as chat templates take them: one system message, and names of tools.
+
+    Instructions and system messages at the start become one; tool results get the names of their calls."""
+    messages = list(request.messages)
+    leading = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
+    texts = [text for text in (request.instructions, *(one.text for one in messages[:leading])) if text]
+    messages[:leading] = [ChatMessage("system", "\n\n".join(texts))] if texts else []
     names = {call.id: call.name for message in messages for call in message.calls if call.id}
     return tuple(
         dataclasses.replace(message, name=names.get(message.call_id, ""))

@@ -30,10 +30,18 @@ from mrl.gateway.openai_chat import (
     chat_body,
     chat_error,
     chat_events,
+    conversation_of,
     malformed,
     models_body,
-    names_of_calls,
     read_chat,
+)
+from mrl.gateway.openai_responses import (
+    read_response_request,
+    response_body,
+    response_error,
+    response_events,
+    response_id,
+    with_earlier,
 )
 from mrl.gateway.session import ModelSession, RefusedRequest, Reply
 
@@ -93,6 +101,7 @@ class Gateway:
         return Starlette(
             routes=[
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/responses", self._responses, methods=["POST"]),
                 Route("/v1/messages", self._messages, methods=["POST"]),
                 Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
@@ -105,6 +114,9 @@ class Gateway:
     async def _messages(self, request: Any) -> Any:
         return await self._served(request, _MESSAGES)
 
+    async def _responses(self, request: Any) -> Any:
+        return await self._served(request, _RESPONSES)
+
     async def _served(self, request: Any, api: _Api) -> Any:
         """Answer a request: whole as soon as its turn is there, or in parts if that takes long."""
         from starlette.responses import JSONResponse, StreamingResponse
@@ -112,10 +124,10 @@ class Gateway:
         try:
             session = self._session_of(request)
             data = await _body(request)
-            chat = _read(api, data)
+            chat = with_earlier(_read(api, data), session.stored)
             waiting = asyncio.ensure_future(
                 session.answer(
-                    names_of_calls(chat.messages),
+                    conversation_of(chat),
                     chat.tools,
                     max_tokens=chat.max_tokens,
                     name=hashlib.blake2b(data).hexdigest(),
@@ -125,8 +137,7 @@ class Gateway:
             waiting.add_done_callback(_look)
             await asyncio.wait([waiting], timeout=KEEP_ALIVE_SECONDS)
             if waiting.done():
-                reply = waiting.result()
-                self.num_turns += 1
+                reply = self._taken(waiting, chat, session)
                 if not chat.stream:
                     return JSONResponse(api.body(reply, chat, session))
                 return StreamingResponse(_each(api.events(reply, chat, session)), media_type=_EVENTS)
@@ -145,18 +156,25 @@ class Gateway:
             yield ": the policy is busy\n\n" if chat.stream else " "
             await asyncio.wait([waiting], timeout=KEEP_ALIVE_SECONDS)
         try:
-            reply = waiting.result()
+            reply = self._taken(waiting, chat, session)
         except RefusedRequest as error:
             if not chat.stream:
                 raise  # breaks the connection: the client asks again and gets the refusal as such
             yield f"event: error\ndata: {json.dumps(api.error(error))}\n\n"
             return
-        self.num_turns += 1
         if chat.stream:
             for event in api.events(reply, chat, session):
                 yield event
         else:
             yield json.dumps(api.body(reply, chat, session))
+
+    def _taken(self, waiting: asyncio.Future[Reply], chat: ChatRequest, session: ModelSession) -> Reply:
+        """Return a turn that is there. Keep its messages if later requests may name it."""
+        reply = waiting.result()
+        self.num_turns += 1
+        if chat.is_stored:
+            session.stored[response_id(_name(reply, session))] = (*chat.messages, reply.message)
+        return reply
 
     async def _count(self, request: Any) -> Any:
         from starlette.responses import JSONResponse
@@ -164,7 +182,7 @@ class Gateway:
         try:
             session = self._session_of(request)
             chat = _read(_MESSAGES, await _body(request))
-            count = session.count_tokens(names_of_calls(chat.messages), chat.tools)
+            count = session.count_tokens(conversation_of(chat), chat.tools)
             return JSONResponse({"input_tokens": count})
         except RefusedRequest as error:
             return JSONResponse(message_error(error), status_code=error.status)
@@ -212,6 +230,12 @@ _MESSAGES = _Api(
     lambda reply, chat, session: message_body(reply, chat, _name(reply, session)),
     lambda reply, chat, session: message_events(reply, chat, _name(reply, session)),
     message_error,
+)
+_RESPONSES = _Api(
+    read_response_request,
+    lambda reply, chat, session: response_body(reply, chat, _name(reply, session), session.token_text),
+    lambda reply, chat, session: response_events(reply, chat, _name(reply, session), session.token_text),
+    response_error,
 )
 _EVENTS = "text/event-stream"
 

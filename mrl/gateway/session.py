@@ -93,6 +93,8 @@ class ModelSession:
         self._run_seed, self.attempt, self._on_wait = run_seed, attempt, on_wait
         self.conversations = Conversations()
         self._lock = asyncio.Lock()
+        self.stored: dict[str, tuple[ChatMessage, ...]] = {}
+        """Messages up to each turn that later requests may name, without instructions, by its name."""
         self._repeatable: dict[str, asyncio.Task[Reply]] = {}
         self.ended_by: EndedBy | None = None
         """Limit of the policy that a request met, or the failure of ours that one met."""
