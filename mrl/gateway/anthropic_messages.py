@@ -1,4 +1,4 @@
-"""Anthropic's messages: request bodies read, replies written as a body or as events.
+"""Anthropic's messages: requests read, replies written as a body or as events.
 
 Thinking blocks of a history are dropped: the conversation's tokens have the thoughts. Fields that would
 change sampling are ignored: the run decides it. https://platform.claude.com/docs/en/api/messages
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mrl.agents.tool_calls import ToolCall
-from mrl.gateway.conversations import ChatMessage
-from mrl.gateway.openai_chat import MODEL, ChatRequest, malformed, read_count, read_text, unsupported_field
+from mrl.gateway.histories import ChatMessage, add_result
+from mrl.gateway.openai_chat import MODEL, ChatOptions, malformed, read_count, read_text, unsupported_field
 from mrl.gateway.session import RefusedRequest, Reply
 
 _KINDS = {
@@ -25,31 +25,23 @@ _KINDS = {
 }
 
 
-def read_messages_request(body: Any) -> ChatRequest:
-    """Read a request's body. Raise RefusedRequest if it is malformed or asks for what there is not."""
-    if not isinstance(body, dict):
-        raise malformed("", "the body must be a JSON object")
+def read_messages_request(body: Mapping[str, Any]) -> ChatOptions:
+    """Read a request's other fields. Raise RefusedRequest if they ask for what there is not."""
     if body.get("stop_sequences"):
         raise unsupported_field("stop_sequences", "the model's own end of turn ends a reply")
     choice = (body.get("tool_choice") or {"type": "auto"}).get("type")
     if choice not in ("auto", "none"):
         raise unsupported_field("tool_choice", "only auto and none")
-    if not isinstance(body.get("messages"), list) or not body["messages"]:
-        raise malformed("messages", "messages must be a list with at least one message")
-    messages = [ChatMessage("system", text)] if (text := _text(body.get("system"), "system")) else []
-    for message in body["messages"]:
-        messages += _messages(message)
-    tools = [] if choice == "none" else body.get("tools") or []
-    return ChatRequest(
-        tuple(messages),
-        tuple(_tool(tool) for tool in tools),
+    return ChatOptions(
         read_count(body.get("max_tokens"), "max_tokens"),
         bool(body.get("stream")),
         model=str(body.get("model") or MODEL),
+        with_tools=choice != "none",
+        system=_text(body.get("system"), "system"),
     )
 
 
-def message_body(reply: Reply, request: ChatRequest, name: str) -> dict[str, Any]:
+def message_body(reply: Reply, request: ChatOptions, name: str) -> dict[str, Any]:
     """Return the answer's body."""
     return _head(reply, request, name) | {
         "content": _blocks(reply),
@@ -58,7 +50,7 @@ def message_body(reply: Reply, request: ChatRequest, name: str) -> dict[str, Any
     }
 
 
-def message_events(reply: Reply, request: ChatRequest, name: str) -> Iterator[str]:
+def message_events(reply: Reply, request: ChatOptions, name: str) -> Iterator[str]:
     """Return the answer as server-sent events. The reply is whole: each block has one delta."""
     head = _head(reply, request, name) | {"content": [], "stop_reason": None, "usage": _usage(reply, 0)}
     yield _event({"type": "message_start", "message": head})
@@ -79,17 +71,20 @@ def message_error(error: RefusedRequest) -> dict[str, Any]:
     return {"type": "error", "error": {"type": _KINDS.get(error.status, "api_error"), "message": reason}}
 
 
-def _messages(message: Any) -> list[ChatMessage]:
-    """Return one message as those of chat templates: tool results are messages of their own."""
+def read_message(message: Any, messages: list[ChatMessage]) -> None:
+    """Append a message to those before it: tool results are messages of their own.
+
+    Raise RefusedRequest if it is malformed."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant"):
         raise malformed("messages", "a message must have the role user or assistant")
     content = message.get("content")
     if isinstance(content, str):
-        return [ChatMessage(role, content)]
+        messages.append(ChatMessage(role, content))
+        return
     if not isinstance(content, list):
         raise malformed("messages", "content must be text or a list of blocks")
-    made, texts, calls = list[ChatMessage](), list[str](), list[ToolCall]()
+    count, texts, calls = len(messages), list[str](), list[ToolCall]()
     for block in content:
         match block.get("type") if isinstance(block, dict) else None:
             case "text":
@@ -99,16 +94,15 @@ def _messages(message: Any) -> list[ChatMessage]:
                 calls.append(ToolCall(str(block.get("name")), arguments, str(block.get("id") or "")))
             case "tool_result" if role == "user":
                 text = _text(block.get("content"), "messages")
-                made.append(ChatMessage("tool", text, (), str(block.get("tool_use_id") or "")))
+                add_result(text, str(block.get("tool_use_id") or ""), messages)
             case "thinking" | "redacted_thinking" if role == "assistant":
                 pass
             case kind:
                 raise unsupported_field(
                     "messages", f"no blocks of type {kind} in a message of the role {role}"
                 )
-    if texts or calls or not made:
-        made.append(ChatMessage(role, "\n".join(texts), tuple(calls)))
-    return made
+    if texts or calls or len(messages) == count:
+        messages.append(ChatMessage(role, "\n".join(texts), tuple(calls)))
 
 
 def _text(content: Any, field: str) -> str:
@@ -121,7 +115,8 @@ def _text(content: Any, field: str) -> str:
     return read_text(content, field)
 
 
-def _tool(tool: Any) -> Mapping[str, Any]:
+def read_messages_tool(tool: Any) -> Mapping[str, Any]:
+    """Read a tool's schema. Raise RefusedRequest if it has another form."""
     if (
         not isinstance(tool, dict)
         or not isinstance(tool.get("name"), str)
@@ -169,7 +164,7 @@ def _usage(reply: Reply, count: int) -> dict[str, int]:
     return {"input_tokens": reply.num_prompt_tokens, "output_tokens": count}
 
 
-def _head(reply: Reply, request: ChatRequest, name: str) -> dict[str, Any]:
+def _head(reply: Reply, request: ChatOptions, name: str) -> dict[str, Any]:
     return {
         "id": f"msg_{name}",
         "type": "message",

@@ -8,43 +8,16 @@ rendered whole; what it quotes of the policy is then context. Pure: no input or 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
-from mrl.agents.tool_calls import ToolCall
+from mrl.gateway.histories import ChatMessage, History, following_digest
 from mrl.rollout.request import Completion
 from mrl.samples import Prompt, ResponseSegment, Sample, Status, Transcript, Turn
 from mrl.sampling_masks import SamplingMasks, join_masks
 
 _NOTHING = np.zeros(0, np.int32)
-
-Role = Literal["system", "user", "assistant", "tool"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """ChatMessage of a request, from any API."""
-
-    role: Role
-    text: str = ""
-    calls: tuple[ToolCall, ...] = ()
-    """Calls of tools, if the role is assistant."""
-    call_id: str = ""
-    """Id of the call that a tool's message answers."""
-    name: str = ""
-    """Tool that a tool's message is from, if known."""
-
-    @property
-    def key(self) -> str:
-        """Identity of the message: clients drop thoughts, and change ids and space at the ends."""
-        text = f"{self.role}\0{self.text.strip()}"
-        if not self.calls:
-            return text
-        return f"{text}\0{json.dumps([[call.name, call.arguments] for call in self.calls], sort_keys=True)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -83,22 +56,17 @@ class Conversations:
     def __init__(self) -> None:
         self.turns: list[PolicyTurn] = []
         self._by_history: dict[bytes, PolicyTurn] = {}
-        """Turns by the digest of all messages up to their own."""
-        self._latest: tuple[Sequence[ChatMessage], list[bytes]] = (), []
-        """Messages of the latest request, and their digests."""
+        """Turns by the identity of all messages up to their own."""
 
-    def find(
-        self, messages: Sequence[ChatMessage], tools: str
-    ) -> tuple[PolicyTurn | None, Sequence[ChatMessage]]:
-        """Return the turn that the messages continue, and those after it; (None, all) if there is none.
+    def find(self, history: History) -> tuple[PolicyTurn | None, Sequence[ChatMessage]]:
+        """Return the turn that a request continues, and the messages after it; (None, all) if there is none.
 
-        `tools`: identity of the request's tools. Only messages of one role, user or tool, continue a turn:
-        templates render other mixtures only as a whole.
+        Only messages of one role, user or tool, continue a turn: templates render other mixtures only as a
+        whole.
         """
-        digests = _digests(messages, tools)
-        self._latest = messages, digests
+        messages = history.messages
         for count in range(len(messages) - 1, 0, -1):
-            if (turn := self._by_history.get(digests[count])) is not None:
+            if (turn := self._by_history.get(history.digests[count])) is not None:
                 roles = {message.role for message in messages[count:]}
                 if len(roles) == 1 and roles <= {"user", "tool"}:
                     return turn, messages[count:]
@@ -111,23 +79,20 @@ class Conversations:
         before: np.ndarray,
         completion: Completion,
         *,
-        history: Sequence[ChatMessage],
+        history: History,
         reply: ChatMessage,
-        tools: str,
         text: str,
         observation: str = "",
     ) -> PolicyTurn:
         """Add a turn.
 
         Args:
-            history: The request's messages.
             reply: The turn as the client gets it, and will send it back.
             text: The turn's whole text, with its thoughts.
         """
         turn = PolicyTurn(parent, before, completion, text, observation, len(self.turns))
         self.turns.append(turn)
-        digests = self._latest[1] if self._latest[0] is history else _digests(history, tools)
-        self._by_history[_digest(digests[-1], reply)] = turn
+        self._by_history[following_digest(history.digests[-1], reply)] = turn
         return turn
 
     def sample(self, prompt: Prompt, number: int, status: Status, transcript: Transcript) -> Sample:
@@ -142,18 +107,6 @@ class Conversations:
         assert main.transcript is not None, "every sequence has one"
         transcript = dataclasses.replace(transcript, turns=main.transcript.turns)
         return dataclasses.replace(main, transcript=transcript, branches=tuple(branches))
-
-
-def _digests(messages: Sequence[ChatMessage], tools: str) -> list[bytes]:
-    """Return a digest of the first 0, 1, 2, ... messages each."""
-    digests = [hashlib.blake2b(tools.encode(), digest_size=16).digest()]
-    for message in messages:
-        digests.append(_digest(digests[-1], message))
-    return digests
-
-
-def _digest(before: bytes, message: ChatMessage) -> bytes:
-    return hashlib.blake2b(before + message.key.encode(), digest_size=16).digest()
 
 
 def _sequence(

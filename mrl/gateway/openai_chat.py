@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: request bodies read, replies written as a body or as events.
+"""OpenAI's chat completions: requests read, replies written as a body or as events.
 
 Fields that would change sampling are ignored: the run decides it. Those that a reply could not honour are
 refused. https://platform.openai.com/docs/api-reference/chat
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mrl.agents.tool_calls import ToolCall
-from mrl.gateway.conversations import ChatMessage
+from mrl.gateway.histories import ChatMessage, add_result, add_system
 from mrl.gateway.session import RefusedRequest, Reply
 
 MODEL = "policy"
@@ -22,30 +22,27 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """Request of any API."""
+class ChatOptions:
+    """What a request of any API has besides its messages and tools."""
 
-    messages: tuple[ChatMessage, ...]
-    tools: tuple[Mapping[str, Any], ...] = ()
-    """As chat templates take them."""
     max_tokens: int | None = None
     stream: bool = False
     with_usage: bool = False
     """Stream the token counts too."""
     with_logprobs: bool = False
     model: str = MODEL
-    instructions: str = ""
-    """Text before the messages, which an earlier response's messages do not include."""
+    with_tools: bool = True
+    """The policy may call the request's tools."""
+    system: str = ""
+    """Text before the messages."""
     previous: str = ""
     """Id of the response that the messages follow; empty: they are the whole history."""
     is_stored: bool = False
     """Later requests may name the response."""
 
 
-def read_chat(body: Any) -> ChatRequest:
-    """Read a request's body. Raise RefusedRequest if it is malformed or asks for what there is not."""
-    if not isinstance(body, dict):
-        raise malformed("", "the body must be a JSON object")
+def read_chat(body: Mapping[str, Any]) -> ChatOptions:
+    """Read a request's other fields. Raise RefusedRequest if they ask for what there is not."""
     if body.get("n") not in (None, 1):
         raise unsupported_field("n", "one reply per request")
     if body.get("stop"):
@@ -56,24 +53,19 @@ def read_chat(body: Any) -> ChatRequest:
         raise unsupported_field("response_format", "only text")
     if body.get("logprobs") and body.get("top_logprobs"):
         raise unsupported_field("top_logprobs", "log-probs of the reply's own tokens only")
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise malformed("messages", "messages must be a list with at least one message")
-    tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
     options = body.get("stream_options") or {}
-    return ChatRequest(
-        tuple(_message(message) for message in messages),
-        tuple(read_tool(tool) for tool in tools),
+    return ChatOptions(
         read_count(body.get("max_completion_tokens", body.get("max_tokens")), "max_tokens"),
         bool(body.get("stream")),
         bool(options.get("include_usage")),
         bool(body.get("logprobs")),
         str(body.get("model") or MODEL),
+        body.get("tool_choice") != "none",
     )
 
 
 def chat_body(
-    reply: Reply, request: ChatRequest, name: str, token_text: Callable[[int], str]
+    reply: Reply, request: ChatOptions, name: str, token_text: Callable[[int], str]
 ) -> dict[str, Any]:
     """Return the answer's body. `token_text`: text of a token, for log-probs."""
     text, calls = reply.message.text, reply.message.calls
@@ -89,7 +81,7 @@ def chat_body(
 
 
 def chat_events(
-    reply: Reply, request: ChatRequest, name: str, token_text: Callable[[int], str]
+    reply: Reply, request: ChatOptions, name: str, token_text: Callable[[int], str]
 ) -> Iterator[str]:
     """Return the answer as server-sent events. The reply is whole: each part is one event."""
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
@@ -164,17 +156,19 @@ def read_text(content: Any, field: str = "messages") -> str:
     return "\n".join(part["text"] for part in content)
 
 
-def _message(message: Any) -> ChatMessage:
+def read_chat_message(message: Any, messages: list[ChatMessage]) -> None:
+    """Append a message to those before it. Raise RefusedRequest if it is malformed."""
     role = ROLES.get(str(message.get("role"))) if isinstance(message, dict) else None
     if role is None:
         raise malformed("messages", f"a message must have one of the roles {', '.join(ROLES)}")
     text = read_text(message.get("content"))
-    if role == "tool":
-        return ChatMessage(
-            "tool", text, (), str(message.get("tool_call_id") or ""), str(message.get("name") or "")
-        )
-    calls = message.get("tool_calls") or [] if role == "assistant" else []
-    return ChatMessage(role, text, tuple(read_call(call) for call in calls))  # type: ignore[arg-type]
+    if role == "system":
+        add_system(text, messages)
+    elif role == "tool":
+        add_result(text, str(message.get("tool_call_id") or ""), messages, str(message.get("name") or ""))
+    else:
+        calls = message.get("tool_calls") or [] if role == "assistant" else []
+        messages.append(ChatMessage(role, text, tuple(map(read_call, calls))))  # type: ignore[arg-type]
 
 
 def read_call(call: Any, field: str = "messages") -> ToolCall:
@@ -206,7 +200,7 @@ def logprobs_of(reply: Reply, token_text: Callable[[int], str]) -> list[dict[str
     ]
 
 
-def _logprobs(reply: Reply, request: ChatRequest, token_text: Callable[[int], str]) -> dict[str, Any] | None:
+def _logprobs(reply: Reply, request: ChatOptions, token_text: Callable[[int], str]) -> dict[str, Any] | None:
     return {"content": logprobs_of(reply, token_text), "refusal": None} if request.with_logprobs else None
 
 
@@ -219,26 +213,9 @@ def _usage(reply: Reply) -> dict[str, int]:
     return {"prompt_tokens": before, "completion_tokens": count, "total_tokens": before + count}
 
 
-def _head(name: str, request: ChatRequest, kind: str) -> dict[str, Any]:
+def _head(name: str, request: ChatOptions, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{name}", "object": kind, "created": int(time.time()), "model": request.model}
 
 
 def _event(data: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
-
-
-def conversation_of(request: ChatRequest) -> tuple[ChatMessage, ...]:
-    """Return a request's messages as chat templates take them: one system message, and names of tools.
-
-    Instructions and system messages at the start become one; tool results get the names of their calls."""
-    messages = list(request.messages)
-    leading = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
-    texts = [text for text in (request.instructions, *(one.text for one in messages[:leading])) if text]
-    messages[:leading] = [ChatMessage("system", "\n\n".join(texts))] if texts else []
-    names = {call.id: call.name for message in messages for call in message.calls if call.id}
-    return tuple(
-        dataclasses.replace(message, name=names.get(message.call_id, ""))
-        if message.role == "tool" and not message.name
-        else message
-        for message in messages
-    )

@@ -1,4 +1,4 @@
-"""OpenAI's responses: request bodies read, replies written as a body or as events.
+"""OpenAI's responses: requests read, replies written as a body or as events.
 
 Programs send the whole history, or the id of an earlier response of their trajectory. Reasoning items of a
 history are dropped: the conversation's tokens have the thoughts. Fields that would change sampling are
@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mrl.gateway.conversations import ChatMessage
+from mrl.gateway.histories import ChatMessage, add_result, add_system
 from mrl.gateway.openai_chat import (
     MODEL,
     ROLES,
-    ChatRequest,
+    ChatOptions,
     chat_error,
     logprobs_of,
     malformed,
@@ -38,10 +38,8 @@ _PARTS = ("input_text", "output_text", "text", "refusal")
 _LOGPROBS = "message.output_text.logprobs"
 
 
-def read_response_request(body: Any) -> ChatRequest:
-    """Read a request's body. Raise RefusedRequest if it is malformed or asks for what there is not."""
-    if not isinstance(body, dict):
-        raise malformed("", "the body must be a JSON object")
+def read_response_request(body: Mapping[str, Any]) -> ChatOptions:
+    """Read a request's other fields. Raise RefusedRequest if they ask for what there is not."""
     for field, offer in _REFUSED.items():
         if body.get(field):
             raise unsupported_field(field, offer)
@@ -53,26 +51,20 @@ def read_response_request(body: Any) -> ChatRequest:
         raise unsupported_field("truncation", "a request that is too long gets context_length_exceeded")
     if body.get("top_logprobs"):
         raise unsupported_field("top_logprobs", "log-probs of the response's own tokens only")
-    messages = _messages(body.get("input"))
-    previous = body.get("previous_response_id") or ""
-    if not messages and not previous:
-        raise malformed("input", "input must be text or a list with at least one item")
-    tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
-    return ChatRequest(
-        messages,
-        tuple(_tool(tool) for tool in tools),
+    return ChatOptions(
         read_count(body.get("max_output_tokens"), "max_output_tokens"),
         bool(body.get("stream")),
         with_logprobs=_LOGPROBS in (body.get("include") or ()),
         model=str(body.get("model") or MODEL),
-        instructions=read_text(body.get("instructions"), "instructions"),
-        previous=str(previous),
+        with_tools=body.get("tool_choice") != "none",
+        system=read_text(body.get("instructions"), "instructions"),
+        previous=str(body.get("previous_response_id") or ""),
         is_stored=body.get("store") is not False,
     )
 
 
 def response_body(
-    reply: Reply, request: ChatRequest, name: str, token_text: Callable[[int], str]
+    reply: Reply, request: ChatOptions, name: str, token_text: Callable[[int], str]
 ) -> dict[str, Any]:
     """Return the answer's body. `token_text`: text of a token, for log-probs."""
     before, count = reply.num_prompt_tokens, len(reply.turn.completion.tokens)
@@ -86,13 +78,13 @@ def response_body(
     return _head(request, name) | {
         "status": "incomplete" if reply.is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if reply.is_cut else None,
-        "output": _items(reply, request, name, token_text),
+        "output": response_items(reply, request, name, token_text),
         "usage": usage,
     }
 
 
 def response_events(
-    reply: Reply, request: ChatRequest, name: str, token_text: Callable[[int], str]
+    reply: Reply, request: ChatOptions, name: str, token_text: Callable[[int], str]
 ) -> Iterator[str]:
     """Return the answer as server-sent events. The reply is whole: each item has one delta."""
     for number, event in enumerate(_events(response_body(reply, request, name, token_text), request, name)):
@@ -105,55 +97,38 @@ def response_error(error: RefusedRequest) -> dict[str, Any]:
     return chat_error(error)
 
 
-def with_earlier(request: ChatRequest, stored: Mapping[str, tuple[ChatMessage, ...]]) -> ChatRequest:
-    """Return a request with the messages of the response that it continues.
-
-    Raise RefusedRequest if the trajectory has no such response."""
-    if not request.previous:
-        return request
-    if request.previous not in stored:
-        reason = (
-            f"response {request.previous!r} is not of this trajectory, or was not stored; send the history"
-        )
-        raise RefusedRequest(400, "previous_response_not_found", reason, "previous_response_id")
-    return dataclasses.replace(request, messages=(*stored[request.previous], *request.messages))
-
-
 def response_id(name: str) -> str:
     """Return the id of the response with a turn's name."""
     return f"resp_{name}"
 
 
-def _messages(items: Any) -> tuple[ChatMessage, ...]:
-    """Read a request's input: items of one turn of the policy are one message."""
-    if isinstance(items, str):
-        return (ChatMessage("user", items),)
-    if not isinstance(items, list):
-        raise malformed("input", "input must be text or a list of items")
-    messages = list[ChatMessage]()
-    for item in items:
-        match (item.get("type") or "message") if isinstance(item, dict) else None:
-            case "message":
-                role = ROLES.get(str(item.get("role")))
-                if role in (None, "tool"):
-                    raise malformed(
-                        "input", "a message must have the role system, developer, user or assistant"
-                    )
-                messages.append(ChatMessage(role, _text(item.get("content"))))  # type: ignore[arg-type]
-            case "function_call":
-                function = {"name": item.get("name"), "arguments": item.get("arguments")}
-                call = read_call({"function": function, "id": item.get("call_id")}, "input")
-                last = messages.pop() if messages and messages[-1].role == "assistant" else None
-                turn = last or ChatMessage("assistant")
-                messages.append(dataclasses.replace(turn, calls=(*turn.calls, call)))
-            case "function_call_output":
-                text = _text(item.get("output"))
-                messages.append(ChatMessage("tool", text, (), str(item.get("call_id") or "")))
-            case "reasoning":
-                pass
-            case kind:
-                raise unsupported_field("input", f"no items of type {kind}")
-    return tuple(messages)
+def read_item(item: Any, messages: list[ChatMessage]) -> None:
+    """Add an item to the messages before it: items of one turn of the policy are one message.
+
+    Raise RefusedRequest if it is malformed."""
+    if isinstance(item, str):
+        item = {"role": "user", "content": item}
+    match (item.get("type") or "message") if isinstance(item, dict) else None:
+        case "message":
+            role, text = ROLES.get(str(item.get("role"))), _text(item.get("content"))
+            if role in (None, "tool"):
+                raise malformed("input", "a message must have the role system, developer, user or assistant")
+            if role == "system":
+                add_system(text, messages)
+            else:
+                messages.append(ChatMessage(role, text))  # type: ignore[arg-type]
+        case "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = read_call({"function": function, "id": item.get("call_id")}, "input")
+            last = messages.pop() if messages and messages[-1].role == "assistant" else None
+            turn = last or ChatMessage("assistant")
+            messages.append(dataclasses.replace(turn, calls=(*turn.calls, call)))
+        case "function_call_output":
+            add_result(_text(item.get("output")), str(item.get("call_id") or ""), messages)
+        case "reasoning":
+            pass
+        case kind:
+            raise unsupported_field("input", f"no items of type {kind}")
 
 
 def _text(content: Any) -> str:
@@ -168,16 +143,18 @@ def _text(content: Any) -> str:
     return read_text(content, "input")
 
 
-def _tool(tool: Any) -> Mapping[str, Any]:
+def read_function(tool: Any) -> Mapping[str, Any]:
+    """Read a tool's schema. Raise RefusedRequest if it is not a function."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
         raise unsupported_field("tools", f"only tools of type function, not {kind}")
     return read_tool({"type": "function", "function": tool})
 
 
-def _items(
-    reply: Reply, request: ChatRequest, name: str, token_text: Callable[[int], str]
+def response_items(
+    reply: Reply, request: ChatOptions, name: str, token_text: Callable[[int], str]
 ) -> list[dict[str, Any]]:
+    """Return the items of a turn, as a program sends them back."""
     items: list[dict[str, Any]] = []
     status = "incomplete" if reply.is_cut else "completed"
     if reply.thought:
@@ -202,7 +179,7 @@ def _items(
     ]
 
 
-def _events(body: dict[str, Any], request: ChatRequest, name: str) -> Iterator[dict[str, Any]]:
+def _events(body: dict[str, Any], request: ChatOptions, name: str) -> Iterator[dict[str, Any]]:
     started = _head(request, name) | {"status": "in_progress", "output": [], "usage": None}
     yield {"type": "response.created", "response": started}
     yield {"type": "response.in_progress", "response": started}
@@ -231,10 +208,7 @@ def _events(body: dict[str, Any], request: ChatRequest, name: str) -> Iterator[d
     yield {"type": f"response.{body['status']}", "response": body}
 
 
-def _head(request: ChatRequest, name: str) -> dict[str, Any]:
-    tools = [
-        {"type": "function", "strict": None, "parameters": None} | tool["function"] for tool in request.tools
-    ]
+def _head(request: ChatOptions, name: str) -> dict[str, Any]:
     return {
         "id": response_id(name),
         "object": "response",
@@ -242,13 +216,13 @@ def _head(request: ChatRequest, name: str) -> dict[str, Any]:
         "model": request.model,
         "error": None,
         "incomplete_details": None,
-        "instructions": request.instructions or None,
+        "instructions": request.system or None,
         "metadata": {},
         "parallel_tool_calls": True,
         "previous_response_id": request.previous or None,
         "store": request.is_stored,
         "temperature": None,
-        "tool_choice": "auto" if tools else "none",
-        "tools": tools,
+        "tool_choice": "auto" if request.with_tools else "none",
+        "tools": [],
         "top_p": None,
     }

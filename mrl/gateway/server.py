@@ -15,33 +15,46 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
 import json
 import logging
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+import xxhash
+
 from mrl.agents.environment import Model
-from mrl.gateway.anthropic_messages import message_body, message_error, message_events, read_messages_request
+from mrl.gateway.anthropic_messages import (
+    message_body,
+    message_error,
+    message_events,
+    read_message,
+    read_messages_request,
+    read_messages_tool,
+)
+from mrl.gateway.histories import History, ReadItem
 from mrl.gateway.openai_chat import (
-    ChatRequest,
+    ChatOptions,
     chat_body,
     chat_error,
     chat_events,
-    conversation_of,
     malformed,
     models_body,
     read_chat,
+    read_chat_message,
+    read_tool,
 )
 from mrl.gateway.openai_responses import (
+    read_function,
+    read_item,
     read_response_request,
     response_body,
     response_error,
     response_events,
     response_id,
-    with_earlier,
+    response_items,
 )
 from mrl.gateway.session import ModelSession, RefusedRequest, Reply
 
@@ -124,13 +137,13 @@ class Gateway:
         try:
             session = self._session_of(request)
             data = await _body(request)
-            chat = with_earlier(_read(api, data), session.stored)
+            chat = _read(api, data, session)
             waiting = asyncio.ensure_future(
                 session.answer(
-                    conversation_of(chat),
+                    chat.history,
                     chat.tools,
-                    max_tokens=chat.max_tokens,
-                    name=hashlib.blake2b(data).hexdigest(),
+                    max_tokens=chat.options.max_tokens,
+                    name=xxhash.xxh3_128_hexdigest(data),
                     is_repeated=request.headers.get("x-stainless-retry-count", "0") != "0",
                 )
             )
@@ -138,42 +151,44 @@ class Gateway:
             await asyncio.wait([waiting], timeout=KEEP_ALIVE_SECONDS)
             if waiting.done():
                 reply = self._taken(waiting, chat, session)
-                if not chat.stream:
-                    return JSONResponse(api.body(reply, chat, session))
-                return StreamingResponse(_each(api.events(reply, chat, session)), media_type=_EVENTS)
+                if not chat.options.stream:
+                    return JSONResponse(api.body(reply, chat.options, session))
+                return StreamingResponse(_each(api.events(reply, chat.options, session)), media_type=_EVENTS)
             return StreamingResponse(
                 self._late(waiting, chat, api, session),
-                media_type=_EVENTS if chat.stream else "application/json",
+                media_type=_EVENTS if chat.options.stream else "application/json",
             )
         except RefusedRequest as error:
             return JSONResponse(api.error(error), status_code=error.status)
 
     async def _late(
-        self, waiting: asyncio.Future[Reply], chat: ChatRequest, api: _Api, session: ModelSession
+        self, waiting: asyncio.Future[Reply], chat: _Request, api: _Api, session: ModelSession
     ) -> AsyncIterator[str]:
         """Return a late answer in parts, the first of which only keep the connection alive."""
         while not waiting.done():
-            yield ": the policy is busy\n\n" if chat.stream else " "
+            yield ": the policy is busy\n\n" if chat.options.stream else " "
             await asyncio.wait([waiting], timeout=KEEP_ALIVE_SECONDS)
         try:
             reply = self._taken(waiting, chat, session)
         except RefusedRequest as error:
-            if not chat.stream:
+            if not chat.options.stream:
                 raise  # breaks the connection: the client asks again and gets the refusal as such
             yield f"event: error\ndata: {json.dumps(api.error(error))}\n\n"
             return
-        if chat.stream:
-            for event in api.events(reply, chat, session):
+        if chat.options.stream:
+            for event in api.events(reply, chat.options, session):
                 yield event
         else:
-            yield json.dumps(api.body(reply, chat, session))
+            yield json.dumps(api.body(reply, chat.options, session))
 
-    def _taken(self, waiting: asyncio.Future[Reply], chat: ChatRequest, session: ModelSession) -> Reply:
+    def _taken(self, waiting: asyncio.Future[Reply], chat: _Request, session: ModelSession) -> Reply:
         """Return a turn that is there. Keep its messages if later requests may name it."""
         reply = waiting.result()
         self.num_turns += 1
-        if chat.is_stored:
-            session.stored[response_id(_name(reply, session))] = (*chat.messages, reply.message)
+        if chat.options.is_stored:
+            name = _name(reply, session)
+            items = map(msgspec.json.encode, response_items(reply, chat.options, name, session.token_text))
+            session.stored[response_id(name)] = [*chat.items, *items]
         return reply
 
     async def _count(self, request: Any) -> Any:
@@ -181,9 +196,8 @@ class Gateway:
 
         try:
             session = self._session_of(request)
-            chat = _read(_MESSAGES, await _body(request))
-            count = session.count_tokens(conversation_of(chat), chat.tools)
-            return JSONResponse({"input_tokens": count})
+            chat = _read(_MESSAGES, await _body(request), session)
+            return JSONResponse({"input_tokens": session.count_tokens(chat.history, chat.tools)})
         except RefusedRequest as error:
             return JSONResponse(message_error(error), status_code=error.status)
 
@@ -209,10 +223,27 @@ class Gateway:
 class _Api:
     """Forms of one API."""
 
-    read: Callable[[Any], ChatRequest]
-    body: Callable[[Reply, ChatRequest, ModelSession], dict[str, Any]]
-    events: Callable[[Reply, ChatRequest, ModelSession], Iterator[str]]
+    name: str
+    field: str
+    """Field of a request that has its items."""
+    read_options: Callable[[Mapping[str, Any]], ChatOptions]
+    read_item: ReadItem
+    read_tool: Callable[[Any], Mapping[str, Any]]
+    body: Callable[[Reply, ChatOptions, ModelSession], dict[str, Any]]
+    events: Callable[[Reply, ChatOptions, ModelSession], Iterator[str]]
     error: Callable[[RefusedRequest], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Request:
+    """A request that was read."""
+
+    options: ChatOptions
+    history: History
+    tools: str
+    """Identity of the tools."""
+    items: list[bytes]
+    """JSON of the history's items, if later requests may name the response."""
 
 
 def _name(reply: Reply, session: ModelSession) -> str:
@@ -220,19 +251,31 @@ def _name(reply: Reply, session: ModelSession) -> str:
 
 
 _CHAT = _Api(
+    "chat",
+    "messages",
     read_chat,
+    read_chat_message,
+    read_tool,
     lambda reply, chat, session: chat_body(reply, chat, _name(reply, session), session.token_text),
     lambda reply, chat, session: chat_events(reply, chat, _name(reply, session), session.token_text),
     chat_error,
 )
 _MESSAGES = _Api(
+    "messages",
+    "messages",
     read_messages_request,
+    read_message,
+    read_messages_tool,
     lambda reply, chat, session: message_body(reply, chat, _name(reply, session)),
     lambda reply, chat, session: message_events(reply, chat, _name(reply, session)),
     message_error,
 )
 _RESPONSES = _Api(
+    "responses",
+    "input",
     read_response_request,
+    read_item,
+    read_function,
     lambda reply, chat, session: response_body(reply, chat, _name(reply, session), session.token_text),
     lambda reply, chat, session: response_events(reply, chat, _name(reply, session), session.token_text),
     response_error,
@@ -250,16 +293,54 @@ async def _body(request: Any) -> bytes:
     return bytes(data)
 
 
-def _read(api: _Api, data: bytes) -> ChatRequest:
-    """Read a request. Raise RefusedRequest if it is not JSON or has values of wrong types."""
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def _read(api: _Api, data: bytes, session: ModelSession) -> _Request:
+    """Read a request. Raise RefusedRequest if it is not JSON or has values of wrong types.
+
+    What earlier requests had is neither parsed nor read again."""
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise malformed("", f"the body is not JSON: {error}") from error
+        body = _FIELDS.decode(data)
+        items, tools = body.pop(api.field, None), body.pop("tools", None)
+        options = api.read_options({name: msgspec.json.decode(value) for name, value in body.items()})
+        known = session.identity_of_tools(api.read_tool, bytes(tools)) if tools and options.with_tools else ""
+        parts = [*_earlier(options, session), *_items(api, items)]
+        if not parts:
+            raise malformed(api.field, f"{api.field} must have at least one item")
+        history = session.histories.read(
+            parts, api.read_item, system=options.system, tools=known, api=api.name
+        )
+    except msgspec.MsgspecError as error:
+        raise malformed("", f"the body is not valid: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise malformed("", f"the body has a value of the wrong type: {error!r:.200}") from error
+    return _Request(options, history, known, [bytes(part) for part in parts] if options.is_stored else [])
+
+
+def _items(api: _Api, value: msgspec.Raw | None) -> list[msgspec.Raw]:
+    """Return the JSON of each item."""
+    if value is None:
+        return []
+    if api is _RESPONSES and memoryview(value)[:1] == b'"':
+        return [value]
     try:
-        return api.read(body)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise malformed("", f"the body has a value of the wrong type: {error}") from error
+        return _LIST.decode(value)
+    except msgspec.MsgspecError as error:
+        raise malformed(api.field, f"{api.field} must be a list: {error}") from error
+
+
+def _earlier(options: ChatOptions, session: ModelSession) -> list[bytes]:
+    """Return the items up to the response that a request continues."""
+    if not options.previous:
+        return []
+    if (items := session.stored.get(options.previous)) is None:
+        reason = (
+            f"response {options.previous!r} is not of this trajectory, or was not stored; send the history"
+        )
+        raise RefusedRequest(400, "previous_response_not_found", reason, "previous_response_id")
+    return items
 
 
 def _look(task: asyncio.Future[Reply]) -> None:

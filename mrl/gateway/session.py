@@ -13,12 +13,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from mrl.agents.episode import EndedBy, Limits
 from mrl.agents.tool_calls import ToolCall
 from mrl.errors import ConfigError, MrlError
-from mrl.gateway.conversations import ChatMessage, Conversations, PolicyTurn
+from mrl.gateway.conversations import Conversations, PolicyTurn
+from mrl.gateway.histories import ChatMessage, Histories, History
 from mrl.gateway.templates import Templates, identity_of
 from mrl.rewards.thoughts import as_thought
 from mrl.rollout.engine_pool import Policy
@@ -30,6 +32,10 @@ log = logging.getLogger(__name__)
 
 _PASSING = (EndedBy.CONTEXT_LIMIT, EndedBy.TOKEN_LIMIT)
 """Limits that a program has dealt with if a later turn is whole."""
+
+
+_MOST_TOOLS = 64
+"""Most lists of tools to remember."""
 
 
 class RefusedRequest(MrlError, RuntimeError):
@@ -93,8 +99,11 @@ class ModelSession:
         self._run_seed, self.attempt, self._on_wait = run_seed, attempt, on_wait
         self.conversations = Conversations()
         self._lock = asyncio.Lock()
-        self.stored: dict[str, tuple[ChatMessage, ...]] = {}
-        """Messages up to each turn that later requests may name, without instructions, by its name."""
+        self._tools: dict[tuple[object, bytes], str] = {}
+        """Identities of tools, by who read them and their JSON."""
+        self.histories = Histories()
+        self.stored: dict[str, list[bytes]] = {}
+        """JSON of the items up to each response that later requests may name, by its id."""
         self._repeatable: dict[str, asyncio.Task[Reply]] = {}
         self.ended_by: EndedBy | None = None
         """Limit of the policy that a request met, or the failure of ours that one met."""
@@ -106,8 +115,8 @@ class ModelSession:
 
     async def answer(
         self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]] = (),
+        history: History,
+        tools: str = "",
         *,
         max_tokens: int | None = None,
         name: str = "",
@@ -116,7 +125,7 @@ class ModelSession:
         """Return the policy's next turn of a conversation.
 
         Args:
-            tools: Schemas as chat templates take them.
+            tools: Identity of the request's tools (`identity_of`).
             name: Identity of the request.
             is_repeated: The client has sent it before: it gets the turn of the first one, if there is any.
 
@@ -125,7 +134,7 @@ class ModelSession:
         """
         task = self._repeatable.get(name) if is_repeated else None
         if task is None or (task.done() and task.exception() is not None):
-            task = asyncio.ensure_future(self._answer(messages, identity_of(tools), max_tokens))
+            task = asyncio.ensure_future(self._answer(history, tools, max_tokens))
             self._repeatable[name] = task
         return await asyncio.shield(task)  # a client that goes does not end its turn
 
@@ -138,9 +147,19 @@ class ModelSession:
         """Return the text of one token."""
         return self.templates.tokenizer.decode([token])
 
-    def count_tokens(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+    def identity_of_tools(self, read: Callable[[Any], Mapping[str, Any]], tools: bytes) -> str:
+        """Return the identity of a request's tools, their JSON read one by one; the same object each time."""
+        known = self._tools.get((read, tools))
+        if known is None:
+            if len(self._tools) >= _MOST_TOOLS:
+                self._tools.clear()
+            known = identity_of([read(tool) for tool in msgspec.json.decode(tools) or ()])
+            self._tools[read, tools] = known
+        return known
+
+    def count_tokens(self, history: History, tools: str = "") -> int:
         """Return the number of tokens before the turn that a request would get."""
-        return len(self._place(messages, identity_of(tools)).context)
+        return len(self._place(history, tools).context)
 
     async def close(self) -> None:
         """Refuse further requests, and give up the turn that is being generated."""
@@ -150,16 +169,16 @@ class ModelSession:
         async with self._lock:
             pass
 
-    async def _answer(self, messages: Sequence[ChatMessage], tools: str, max_tokens: int | None) -> Reply:
+    async def _answer(self, history: History, tools: str, max_tokens: int | None) -> Reply:
         if self._lock.locked():  # what is refused is refused at once
-            self._budget(self._place(messages, tools).context)
+            self._budget(self._place(history, tools).context)
         async with self._lock:
             self._require_open()
-            place = self._place(messages, tools)
+            place = self._place(history, tools)
             limit = self._budget(place.context)
             budget = min(limit, max_tokens or limit)
             try:
-                reply = await self._generate(messages, tools, place, budget)
+                reply = await self._generate(history, tools, place, budget)
             except RefusedRequest:
                 raise
             except Exception as error:
@@ -193,20 +212,20 @@ class ModelSession:
             raise RefusedRequest(400, "context_length_exceeded", reason)
         return budget
 
-    def _place(self, messages: Sequence[ChatMessage], tools: str) -> _Place:
+    def _place(self, history: History, tools: str) -> _Place:
         """Return the place of a request's turn. Raise RefusedRequest if the request has none."""
         try:
             self.templates.check_tools(tools)
         except ConfigError as error:
             raise RefusedRequest(400, "invalid_request_error", str(error), "tools") from error
         try:
-            parent, new = self.conversations.find(messages, tools)
+            parent, new = self.conversations.find(history)
             if parent is not None:
                 with contextlib.suppress(ConfigError):  # else a new conversation
                     before = self.templates.after(parent, new, tools)
                     observation = "\n".join(message.text for message in new)
                     return _Place(parent, before, np.concatenate([parent.context(), before]), observation)
-            before = self.templates.opening(messages, tools)
+            before = self.templates.opening(history.messages, tools)
         except (ConfigError, UnicodeError) as error:
             raise RefusedRequest(400, "invalid_request_error", str(error), "messages") from error
         except Exception as error:
@@ -215,9 +234,7 @@ class ModelSession:
             raise RefusedRequest(503, "server_error", "the gateway failed") from error
         return _Place(None, before, before)
 
-    async def _generate(
-        self, messages: Sequence[ChatMessage], tools: str, place: _Place, budget: int
-    ) -> Reply:
+    async def _generate(self, history: History, tools: str, place: _Place, budget: int) -> Reply:
         context = place.context
         request = dataclasses.replace(
             self._request,
@@ -247,9 +264,8 @@ class ModelSession:
             place.parent,
             place.before,
             completion,
-            history=messages,
+            history=history,
             reply=message,
-            tools=tools,
             text=text,
             observation=place.observation,
         )

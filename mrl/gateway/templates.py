@@ -13,7 +13,8 @@ import numpy as np
 from mrl.agents.render import Observation, TurnRenderer
 from mrl.agents.tool_calls import Format, ToolCall, parse_tool_calls, tools_prompt, without_calls
 from mrl.errors import ConfigError
-from mrl.gateway.conversations import ChatMessage, PolicyTurn
+from mrl.gateway.conversations import PolicyTurn
+from mrl.gateway.histories import ChatMessage
 from mrl.rewards.thoughts import CLOSING, OPENING
 from mrl.rewards.visible import visible_text
 
