@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from mrl.data.templates import TEMPLATE_ERRORS, apply_template
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.thoughts import opens_thought
 
-Role = Literal["tool", "user"]
+Role = Literal["tool", "user", "system"]
 
 _ASKED, _ANSWERED = "mrlasked", "mrlanswered"
 _THOUGHT = "<think>\nmrlthought\n</think>\n\n"
@@ -65,6 +66,14 @@ class Observation:
     """Id that the policy gave the call, which some templates show."""
 
 
+class _Shape(NamedTuple):
+    """What an observation has besides its text."""
+
+    role: str
+    name: str = ""
+    id: str = ""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Frame:
     """The template's tokens around a number of observations."""
@@ -73,7 +82,8 @@ class _Frame:
     """Tokens that end the policy's last turn; the first run begins with them, or with what replaces them."""
     runs: list[list[int]]
     """Tokens before, between and after the observations."""
-    spell: Callable[[str], str]
+    spell: dict[str, Callable[[str], str]]
+    """What the template makes of the texts of each role."""
 
 
 class TurnRenderer:
@@ -108,31 +118,30 @@ class TurnRenderer:
         self._arguments = {**(chat_template_kwargs or {}), "tools": in_template}
         self._ending = self._ending_of_a_turn()
         self._names = [str(tool.get("function", tool).get("name", "")) for tool in tools or ()]
-        self._frames: dict[tuple[str, tuple[tuple[str, str], ...]], _Frame] = {}
-        """Frames, by the observations' role, and the name and id of each."""
+        self._frames: dict[tuple[_Shape, ...], _Frame] = {}
         self._openings: dict[tuple[str, ...], list[Callable[[str], str]]] = {}
         """What the template makes of the texts of messages, by their roles."""
-        self._known: set[str] = set()
+        self._known: set[tuple[str, ...]] = set()
         for role in roles:
-            self._require_grows(role)
-            self._frame(role, (("", ""),))
+            self._frame([_Shape(role)])
 
     def after(self, last_token: int | None, observations: Sequence[Observation]) -> np.ndarray:
         """Return the tokens after the policy's last one up to its next turn: [n] int32.
 
         `last_token`: the policy's last token, so that an end of turn that it wrote is not repeated; None if
-        it wrote none. Raise DataError without observations or for several roles; ConfigError as at the start.
+        it wrote none. Raise DataError without observations, or if results of tools come after others;
+        ConfigError as at the start.
         """
-        roles = {observation.role for observation in observations}
-        if len(roles) != 1:
-            raise DataError(f"observations after a turn must have one role, not {sorted(roles) or 'none'}")
-        (role,) = roles
-        self._require_grows(role)
-        frame = self._frame(role, tuple((one.name, one.id) for one in observations))
+        roles = [observation.role for observation in observations]
+        if not roles or "tool" in roles[roles.count("tool") :]:
+            raise DataError(
+                f"results of tools must come before other observations after a turn, not {roles or 'nothing'}"
+            )
+        frame = self._frame([_Shape(one.role, one.name, one.id) for one in observations])
         first, *suffixes = frame.runs
         ids = self._unwritten(last_token, frame.ending, first)
         for observation, tokens in zip(observations, suffixes, strict=True):
-            ids += self._encoder.plain(frame.spell(observation.text)) + tokens
+            ids += self._encoder.plain(frame.spell[observation.role](observation.text)) + tokens
         return np.asarray(ids, np.int32)
 
     def _unwritten(self, last_token: int | None, ending: list[int], first: list[int]) -> list[int]:
@@ -208,83 +217,91 @@ class TurnRenderer:
             raise ConfigError(_rewrites(opened, whole, "the question"))
         return whole[at + len(_ANSWERED) :]
 
-    def _require_grows(self, role: str) -> None:
-        """Raise ConfigError if observations of this role change earlier turns, or their thoughts."""
-        if role in self._known:
+    def _require_grows(self, shapes: Sequence[_Shape]) -> None:
+        """Raise ConfigError if observations of these roles change earlier turns, or their thoughts."""
+        roles = tuple(role for role, _ in itertools.groupby(shape.role for shape in shapes))
+        if roles in self._known:
             return
-        keeps = role != "tool" or self._has_text
+        keeps = roles[0] != "tool" or self._has_text
         for answer in (_ANSWERED, _THOUGHT + _ANSWERED) if keeps else ("",):
-            self._between(("x",), role, answer, (("", ""),))
-        self._known.add(role)
+            self._between(["x"] * len(roles), [_Shape(role) for role in roles], answer)
+        self._known.add(roles)
 
-    def _frame(self, role: str, calls: tuple[tuple[str, str], ...]) -> _Frame:
-        """Return the frame around observations of a role that answer these calls, by name and id."""
-        if role != "tool":
-            calls = (("", ""),) * len(calls)
-        else:
-            calls = tuple((name, call_id if self._may_show(call_id) else "") for name, call_id in calls)
-        if (role, calls) not in self._frames:
+    def _frame(self, shapes: Sequence[_Shape]) -> _Frame:
+        """Return the frame around observations with these roles, names and ids."""
+        self._require_grows(shapes)
+        key = tuple(
+            shape._replace(id=shape.id if self._may_show(shape.id) else "")
+            if shape.role == "tool"
+            else _Shape(shape.role)
+            for shape in shapes
+        )
+        if key not in self._frames:
             if len(self._frames) >= _FRAMES:
                 self._frames.clear()
-            self._frames[role, calls] = self._around(role, calls)
-        return self._frames[role, calls]
+            self._frames[key] = self._around(key)
+        return self._frames[key]
 
-    def _around(self, role: str, calls: tuple[tuple[str, str], ...]) -> _Frame:
-        answer = _ANSWERED if role != "tool" or self._has_text else ""
-        slots = [_SLOT.format(number) for number in range(len(calls))]
+    def _around(self, shapes: Sequence[_Shape]) -> _Frame:
+        answer = _ANSWERED if shapes[0].role != "tool" or self._has_text else ""
+        slots = [_SLOT.format(number) for number in range(len(shapes))]
         try:
-            ending, text = self._between(slots, role, answer, calls)
+            ending, text = self._between(slots, shapes, answer)
         except ConfigError:
-            if not any(call_id for _, call_id in calls):
+            if not any(shape.id for shape in shapes):
                 raise
-            calls = tuple((name, "") for name, _ in calls)  # the template rejects the policy's ids
-            ending, text = self._between(slots, role, answer, calls)
-        _, probed = self._between([_PROBE, *slots[1:]], role, answer, calls)
-        return _Frame(self._encoder.encode(ending), self._cut(text, len(slots)), self._spelling(probed, role))
+            shapes = [shape._replace(id="") for shape in shapes]  # the template rejects the policy's ids
+            ending, text = self._between(slots, shapes, answer)
+        runs, spell = self._cut(text, len(slots)), dict[str, Callable[[str], str]]()
+        for place, shape in enumerate(shapes):
+            if shape.role not in spell:
+                probed = [*slots[:place], _PROBE, *slots[place + 1 :]]
+                spell[shape.role] = self._spelling(self._between(probed, shapes, answer)[1], shape.role)
+        return _Frame(self._encoder.encode(ending), runs, spell)
 
-    def _between(
-        self, texts: Sequence[str], role: str, answer: str, calls: Sequence[tuple[str, str]]
-    ) -> tuple[str, str]:
+    def _between(self, texts: Sequence[str], shapes: Sequence[_Shape], answer: str) -> tuple[str, str]:
         """Return (the end of the policy's last turn, the text from there to the policy's next turn).
 
         The second begins with the first, or with what replaces it, and contains these observations."""
         question = {"role": "user", "content": _ASKED}
-        if role != "tool":
+        calls = list[dict[str, Any]]()
+        observations = list[dict[str, Any]]()
+        for number, (text, (role, name, call_id)) in enumerate(zip(texts, shapes, strict=True)):
+            observations.append({"role": role, "content": text})
+            if role == "tool":
+                name, call_id = name if name in self._names else _CALLED, call_id or f"call{number:05d}"
+                observations[-1] |= {"tool_call_id": call_id, "name": name}
+                calls.append(_call(call_id, name))
+        if not calls:
             turn: dict[str, Any] = {"role": "assistant", "content": answer}
-            observations = [{"role": role, "content": text} for text in texts]
-            before, after = self._grown([question, turn], observations, role, answer)
+            before, after = self._grown([question, turn], observations, answer)
             return before[_end_of_answer(before) :], after[_end_of_answer(after) :]
-        ids = [call_id or f"call{number:05d}" for number, (_, call_id) in enumerate(calls)]
-        names = [name if name in self._names else _CALLED for name, _ in calls]
-        observations = [
-            {"role": role, "content": text, "tool_call_id": call_id, "name": name}
-            for text, call_id, name in zip(texts, ids, names, strict=True)
-        ]
-        made = [_call(call_id, name) for call_id, name in zip(ids, names, strict=True)]
         try:
-            before, after = self._grown([question, self._turn(answer, made)], observations, role, answer)
+            before, after = self._grown([question, self._turn(answer, calls)], observations, answer)
         except ConfigError:
-            if len(made) == 1:
+            if len(calls) == 1:
                 raise
             # The template takes one call per turn, and any number of results.
-            before, after = self._grown([question, self._turn(answer, made[:1])], observations, role, answer)
+            before, after = self._grown([question, self._turn(answer, calls[:1])], observations, answer)
         ending = self._ending if before.endswith(self._ending) else self._last_mark(before)
         return ending, ending + after[len(before) :]
 
     def _grown(
-        self, turns: list[dict[str, Any]], observations: list[dict[str, Any]], role: str, answer: str
+        self, turns: list[dict[str, Any]], observations: list[dict[str, Any]], answer: str
     ) -> tuple[str, str]:
         """Return the conversation before and after the observations; ConfigError if earlier text changes."""
         before = self._rendered(turns, opens=False)
         after = self._rendered([*turns, *observations], opens=True)
-        kept = before if role == "tool" else before[: _end_of_answer(before)]
+        roles = list(dict.fromkeys(one["role"] for one in observations))
+        kept = before if "tool" in roles else before[: _end_of_answer(before)]
         if _squeezed(answer) not in _squeezed(before):
             raise ConfigError(
                 f"the chat template rewrites what the policy wrote ({answer!r} becomes {before[-80:]!r}); "
                 "set data.chat_template_kwargs so that it keeps thoughts, or use a template that does"
             )
         if not after.startswith(kept):
-            raise ConfigError(_rewrites(before, after, f"a turn before observations of the role {role!r}"))
+            part = f"a turn before observations of the role {' and '.join(map(repr, roles))}"
+            raise ConfigError(_rewrites(before, after, part))
         return before, after
 
     def _turn(self, answer: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -303,7 +320,8 @@ class TurnRenderer:
     def _shows_ids(self) -> bool:
         answer = _ANSWERED if self._has_text else ""
         one, other = (
-            self._between(("x",), "tool", answer, (("", call_id),)) for call_id in ("call00000", "call00001")
+            self._between(["x"], [_Shape("tool", id=call_id)], answer)
+            for call_id in ("call00000", "call00001")
         )
         return one != other
 

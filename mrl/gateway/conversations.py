@@ -61,16 +61,15 @@ class Conversations:
     def find(self, history: History) -> tuple[PolicyTurn | None, Sequence[ChatMessage]]:
         """Return the turn that a request continues, and the messages after it; (None, all) if there is none.
 
-        Only messages of one role, user or tool, continue a turn: templates render other mixtures only as a
-        whole.
+        Only results of tools, and then other messages that are not the policy's, continue a turn.
         """
         messages = history.messages
         for count in range(len(messages) - 1, 0, -1):
             if (turn := self._by_history.get(history.digests[count])) is not None:
-                roles = {message.role for message in messages[count:]}
-                if len(roles) == 1 and roles <= {"user", "tool"}:
-                    return turn, messages[count:]
-                break
+                roles = [message.role for message in messages[count:]]
+                if "assistant" in roles or "tool" in roles[roles.count("tool") :]:
+                    break
+                return turn, messages[count:]
         return None, messages
 
     def add(

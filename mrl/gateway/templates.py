@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,6 +18,8 @@ from mrl.gateway.conversations import PolicyTurn
 from mrl.gateway.histories import ChatMessage
 from mrl.rewards.thoughts import CLOSING, OPENING
 from mrl.rewards.visible import visible_text
+
+log = logging.getLogger(__name__)
 
 _KEPT = 64
 """Renderers to keep; each distinct list of tools has one."""
@@ -33,20 +36,27 @@ class Templates:
         show_tools: Literal["template", "system", "none"] = "template",
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Check that the template keeps earlier turns as they are.
+        """Check that there is a template.
+
+        If it changes earlier turns before a user's message (most drop their thoughts), a warning is logged:
+        such a message then starts a new conversation, as the template shows it.
 
         Args:
             tool_calls: Form of calls in the policy's text.
             show_tools: Who shows a request's tools to the policy: the template, a system message or nobody.
 
         Raises:
-            ConfigError: The template is missing, or rewrites earlier turns.
+            ConfigError: The template is missing, or refuses a question and an answer.
         """
         self.tokenizer, self._show = tokenizer, show_tools
         self._format: Format = tool_calls
         self._kwargs = chat_template_kwargs
         self._renderers: collections.OrderedDict[str, TurnRenderer] = collections.OrderedDict()
-        TurnRenderer(tokenizer, roles=("user",), chat_template_kwargs=chat_template_kwargs)
+        TurnRenderer(tokenizer, roles=(), chat_template_kwargs=chat_template_kwargs)
+        try:
+            TurnRenderer(tokenizer, roles=("user",), chat_template_kwargs=chat_template_kwargs)
+        except ConfigError as error:
+            log.warning("each message of a user starts a new conversation of its program: %s", error)
 
     def check_tools(self, tools: str) -> None:
         """Raise ConfigError if a request's tools are no schemas, or the template does not show them."""
@@ -70,10 +80,9 @@ class Templates:
         """Return the tokens from a turn's last one to the policy's next turn: [n] int32. Raise ConfigError if
         the template has no such continuation."""
         observations = [
-            Observation(
-                message.text, "tool" if message.role == "tool" else "user", message.name, message.call_id
-            )
+            Observation(message.text, message.role, message.name, message.call_id)
             for message in messages
+            if message.role != "assistant"
         ]
         last = turn.completion.tokens
         return self._renderer(tools).after(int(last[-1]) if len(last) else None, observations)

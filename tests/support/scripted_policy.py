@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mrl.data.tokenise import decoder
 from mrl.rollout.request import Completion, GenerationRequest
 from mrl.samples import Status
 from tests.support.samples import make_completion
@@ -19,6 +20,7 @@ class ScriptedPolicy:
     def __init__(self, tokenizer: Any, say: Callable[[str], str], *, seconds: float = 0.0) -> None:
         """`seconds`: time of a turn."""
         self._tokenizer, self._say, self._seconds = tokenizer, say, seconds
+        self._decode = decoder(tokenizer)
         self.requests: list[GenerationRequest] = []
         self.version = 0
 
@@ -30,7 +32,7 @@ class ScriptedPolicy:
         ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self._tokenizer.eos_token_id]
         cut = ids[: request.max_tokens]
         status = Status.FINISHED if len(cut) == len(ids) else Status.TRUNCATED
-        shown = self._tokenizer.decode(cut, skip_special_tokens=True)
+        (shown,) = self._decode([np.array(cut)])
         logprobs = -np.arange(1, len(cut) + 1) / 8
         return make_completion(
             request, cut, logprobs=logprobs.tolist(), version=self.version, status=status, text=shown

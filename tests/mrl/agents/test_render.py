@@ -95,10 +95,10 @@ def test_an_end_of_turn_is_written_once(tokenizer: Any) -> None:
     assert without == [end, *with_it]
 
 
-@pytest.mark.parametrize("roles", [[], ["user", "tool"]])
-def test_observations_of_no_role_or_two_are_refused(roles: list[Any]) -> None:
+@pytest.mark.parametrize("roles", [[], ["user", "tool"], ["tool", "user", "tool"]])
+def test_no_observations_and_results_after_others_are_refused(roles: list[Any]) -> None:
     renderer = TurnRenderer(chat_tokenizers.qwen())
-    with pytest.raises(DataError, match="have one role"):
+    with pytest.raises(DataError, match="results of tools must come before"):
         renderer.after(None, [Observation("x", role) for role in roles])
 
 

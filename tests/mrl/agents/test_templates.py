@@ -62,6 +62,21 @@ def test_what_tools_say_is_rendered_as_the_template_does(family: str, count: int
     assert before + fast.decode(after) == _rendered(fast, messages, True)
 
 
+@pytest.mark.parametrize("family", [name for name, form in FORMS.items() if "<think>" not in form.template])
+def test_what_tools_and_then_a_user_say_is_rendered_as_the_template_does(family: str) -> None:
+    form = FORMS[family]
+    fast = tokenizer(form)
+    messages = [*_conversation(1, as_text=family == "deepseek_v3"), {"role": "user", "content": SAID}]
+    before = _written(_rendered(fast, messages[:2], False), form.stops_call)
+    observations = [
+        Observation(m["content"], m["role"], m.get("name", ""), m.get("tool_call_id", ""))
+        for m in messages[2:]
+    ]
+    renderer = TurnRenderer(fast, tools=TOOLS)
+    after = renderer.after(fast.convert_tokens_to_ids(form.stops_call), observations)
+    assert before + fast.decode(after) == _rendered(fast, messages, True)
+
+
 @pytest.mark.parametrize("family", FORMS)
 def test_what_a_user_says_is_rendered_as_the_template_does(family: str) -> None:
     form = FORMS[family]

@@ -20,6 +20,8 @@ from mrl.gateway.templates import Templates
 from mrl.rollout.request import GenerationRequest, prompt_digest
 from mrl.samples import Prompt, Sample, Status, Transcript
 from tests.support import chat_tokenizers
+from tests.support.family_templates import Form
+from tests.support.family_templates import tokenizer as family_tokenizer
 from tests.support.scripted_policy import ScriptedPolicy
 
 PROMPT = Prompt(3, np.array([1], np.int32), "?", None)
@@ -70,12 +72,12 @@ def gateway_thread() -> Iterator[Serve]:
     def served(
         say: Callable[[str], str],
         *,
-        family: str = "qwen",
+        family: str | Form = "qwen",
         limits: Limits = LIMITS,
         seconds: float = 0.0,
         **options: Any,
     ) -> Iterator[Served]:
-        tokenizer = chat_tokenizers.ALL[family]()
+        tokenizer = family_tokenizer(family) if isinstance(family, Form) else chat_tokenizers.ALL[family]()
         policy = ScriptedPolicy(tokenizer, say, seconds=seconds)
         request = GenerationRequest("3.0", PROMPT.tokens, 0, 1, temperature=0.8)
         stack = contextlib.AsyncExitStack()
