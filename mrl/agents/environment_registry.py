@@ -33,6 +33,8 @@ class EnvironmentSpec:
     name: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of its class, JSON values."""
+    python: str | None = None
+    """Interpreter of its process; None: this one's."""
 
 
 def names() -> list[str]:

@@ -15,6 +15,7 @@ import collections
 import dataclasses
 import json
 import logging
+import os
 import select
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,7 +122,9 @@ class EnvironmentWorkers:
             memory_mib=section.memory_mib,
         )
         environments = section.environments()
-        specs = {key: EnvironmentSpec(str(e.environment), e.options) for key, e in environments.items()}
+        specs = {
+            key: EnvironmentSpec(str(e.environment), e.options, e.python) for key, e in environments.items()
+        }
         return cls(specs, deadlines)
 
     def describe(self, environment: str) -> Description:
@@ -223,8 +226,11 @@ class EnvironmentWorkers:
         if environment not in self._specs:
             raise RolloutError(f"no environment {environment!r}; there are {sorted(self._specs)}")
         if environment not in self._hosts:
-            opening = opening_message(self._specs[environment], self._deadlines)
-            process = WorkerProcess("mrl.agents.environment_host")
+            spec = self._specs[environment]
+            opening = opening_message(spec, self._deadlines)
+            if spec.python is not None and not os.access(spec.python, os.X_OK):
+                raise ConfigError(f"agent.python = {spec.python!r} is not an executable file")
+            process = WorkerProcess("mrl.agents.environment_host", python=spec.python)
             process.send_bytes(opening)
             self._hosts[environment] = _Host(process, environment)
         return self._hosts[environment]

@@ -9,13 +9,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from mrl.user_code import child_path
+from mrl.user_code import child_path, search_path
 
 
 def module_command(module: str, *words: str) -> list[str]:
     """Return the command that runs a module with this Python, with the working folder last in sys.path."""
     return [sys.executable, "-P", "-m", module, *words]
+
+
+def foreign_command(python: str, module: str, *words: str) -> list[str]:
+    """Return the command that runs a module of mrl with the Python of another virtual environment.
+
+    Its packages come first, then those of this Python. A variable could not have this order, and would also
+    reach what the module starts."""
+    path = [*search_path(), str(Path(__file__).parents[2])]
+    start = f"import runpy, sys; sys.path += {path!r}; runpy.run_module({module!r}, None, '__main__', True)"
+    return [python, "-P", "-c", start, *words]
 
 
 def with_lifeline(command: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ import subprocess
 
 from mrl.processes.channel import ErrorTail, WorkerPipes
 from mrl.processes.own_time import OwnTimeClock, process_cpu
-from mrl.processes.start import child_environment, kill_session, module_command
+from mrl.processes.start import child_environment, foreign_command, kill_session, module_command
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,13 +44,15 @@ class WorkerProcess(WorkerPipes):
     Start it from a thread that lives long enough: it dies with that thread.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, *, python: str | None = None) -> None:
+        """`python`: interpreter of another virtual environment, with its own packages first."""
+        words = (module, str(os.getpid()))
         self._process = subprocess.Popen(
-            module_command(module, str(os.getpid())),
+            foreign_command(python, *words) if python else module_command(*words),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=child_environment(),
+            env={**os.environ, "OMP_NUM_THREADS": "1"} if python else child_environment(),
             start_new_session=True,
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr

@@ -4,15 +4,18 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mrl.agents.answer import EnvironmentResult
 from mrl.agents.environment_limits import Deadlines
 from mrl.agents.environment_process import _Guest
 from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.pool import EnvironmentWorkers
+from mrl.errors import ConfigError
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.plugin_check import check_plugins
 from mrl.rewards.pool.score_offline import score
@@ -49,12 +52,38 @@ def test_reward_workers_start(folder: Path) -> None:
 
 
 def test_environments_are_hosted(folder: Path) -> None:
-    with EnvironmentWorkers({"mine": EnvironmentSpec("mine:Environment")}, Deadlines()) as pool:
+    assert first_text(EnvironmentSpec("mine:Environment")) == "4.0"
+
+
+def test_an_environment_has_the_packages_of_its_own_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come before mrl's; what starts from there has none of mrl's."""
+    venv.create(tmp_path / "other", with_pip=False)
+    packages = tmp_path / f"other/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    (packages / "openai.py").write_text("HOME = 'other'\n")
+    (tmp_path / "mine.py").write_text(
+        "import numpy, openai, os, sys\n"
+        "class Env:\n"
+        "    def reset(self, task, seed):\n"
+        "        return f'{openai.HOME} {sys.prefix} {os.environ.get(\"PYTHONPATH\")}'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "nowhere")
+    spec = EnvironmentSpec("mine:Env", python=str(tmp_path / "other/bin/python"))
+    assert first_text(spec) == f"other {tmp_path / 'other'} nowhere"
+    with pytest.raises(ConfigError, match=r"agent.python = 'no/python' is not an executable file"):
+        first_text(EnvironmentSpec("mine:Env", python="no/python"))
+
+
+def first_text(spec: EnvironmentSpec) -> str:
+    with EnvironmentWorkers({"mine": spec}, Deadlines()) as pool:
         pool.open("a", "mine", {}, 0)
-        answers: list[Any] = []
+        answers: list[EnvironmentResult] = []
         while not answers:
             answers += pool.poll(60.0)
-    assert [message["content"] for message in answers[0].messages] == ["4.0"], answers
+    assert len(answers[0].messages) == 1, answers
+    return answers[0].messages[0]["content"]
 
 
 @pytest.mark.parametrize("words", [["export", ".", "--dry-run"], ["report", "nowhere"]])

@@ -17,6 +17,9 @@ class EnvironmentSection(Section):
     """Choose a shipped environment, entry point of mrl.environments or package.module:Class; null: none."""
     options: dict[str, Any] = {}
     """Pass these keyword arguments to its class."""
+    python: str | None = None
+    """Run it by the Python of another virtual environment (path), whose packages come before mrl's, and which
+    has the same minor version; null: by the Python of mrl."""
 
 
 class AgentSection(EnvironmentSection):
