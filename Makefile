@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 LEFT_OUT := $(if $(TORCH_INDEX),^(torch|torchvision|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
 PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs iproute2 gcc
 
-.PHONY: help quickstart calculator smollm2 quickstart-dapo quickstart-ppo quickstart-gpu test night test-all gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
+.PHONY: help quickstart calculator smollm2 quickstart-dapo quickstart-ppo quickstart-gpu test night test-all gpu-smoke lint docs lock oracle oracle-tables programs setup setup-cuda system-packages clean
 
 help:
 	@echo "make quickstart   install, make data and model, supervised start, GRPO, report"
@@ -28,6 +28,7 @@ help:
 	@echo "make night        what a merge does not wait for: long forms, every family, deaths in every phase"
 	@echo "make test-all     both"
 	@echo "make oracle       Megatron-Bridge, in an environment of its own, against the name tables (docs/design/oracle.md)"
+	@echo "make programs     agent programs that examples/programs trains, in an environment of their own"
 	@echo "make gpu-smoke    what needs one GPU, in minutes; BIN=/path/to/bin of an environment with CUDA's torch"
 
 setup: .venv/installed
@@ -120,7 +121,7 @@ test: setup system-packages
 	$(PYTEST) -m "integration and not slow and not gpu"
 
 # Some have half an hour.
-night: setup system-packages
+night: setup system-packages programs
 	$(PYTEST) -o faulthandler_timeout=1900 --durations 50 -m "slow and not gpu"
 
 # Kernels, copies and transfer need torch and small packages; training megatron-core and transformers too; none vLLM or Ray.
@@ -140,6 +141,14 @@ oracle-tables: .oracle/installed
 	$(BIN)/python -m pip --python .oracle/bin/python install -q --no-deps --no-compile -r requirements/oracle.lock
 	touch $@
 
+# Their pins exclude ours.
+programs: .programs/installed
+
+.programs/installed: requirements/programs.lock | setup
+	test -x .programs/bin/python || $(BIN)/python -m venv --without-pip .programs
+	$(BIN)/python -m pip --python .programs/bin/python install -q --no-deps -r requirements/programs.lock
+	touch $@
+
 lint: setup system-packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -156,6 +165,7 @@ lock:
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --no-annotate --no-header --extra cpu --extra docs --extra dev $(EXTRAS) --overrides requirements/overrides.txt --no-emit-package artoo-artifacts pyproject.toml requirements/cpu.in -o requirements/cpu.lock
 	$(BIN)/uv pip compile -q --no-annotate --no-header --extra cuda $(EXTRAS) --python-version 3.12 --python-platform x86_64-manylinux_2_28 pyproject.toml requirements/cuda.in -o requirements/cuda.lock
+	$(BIN)/uv pip compile -q --no-annotate --no-header --python-version 3.12 --python-platform x86_64-manylinux_2_28 requirements/programs.in -o requirements/programs.lock
 
 clean:
 	rm -rf runs site work/quickstart work/calculator work/smollm2 docs/settings.md docs/metrics.md

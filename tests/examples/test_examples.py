@@ -16,7 +16,9 @@ from tests.support.own_folder import write_modules_named_as_pythons
 from tests.support.source_tree import ROOT
 
 EXAMPLES = sorted(
-    path for path in (ROOT / "examples").rglob("*.*") if path.suffix in (".py", ".yaml") and path.is_file()
+    path
+    for path in (ROOT / "examples").rglob("*.*")
+    if path.suffix in (".py", ".yaml") and path.is_file() and "repairs" not in path.parts
 )
 
 SCREEN = (

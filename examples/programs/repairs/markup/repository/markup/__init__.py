@@ -1,0 +1,5 @@
+"""A subset of Markdown as HTML."""
+
+from markup.blocks import to_html
+
+__all__ = ["to_html"]
