@@ -23,6 +23,7 @@ _SHIPPED = {
     "gymnasium": "mrl.agents.adapters.gymnasium:Gymnasium",
     "python_maths": "mrl.agents.envs.python_maths:PythonMaths",
     "remote": "mrl.agents.adapters.remote:Remote",
+    "verifiers": "mrl.agents.adapters.verifiers:Verifiers",
 }
 
 

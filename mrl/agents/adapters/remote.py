@@ -1,11 +1,12 @@
 """Environments on a server in OpenEnv's form, one session per episode.
 
 - ws://, wss:// (`/ws`): {"type": "reset", "data": {"seed"}}, {"type": "step", "data": action}; the answer is
-  {"type": "observation", "data": ...}
+  {"type": "observation", "data": ...}, or {"type": "error", "data": {"code", "message"}}
 - http://, https://: POST `/reset` {"seed"}, POST `/step` {"action"}; the answer is ...
 
-`...` is {"observation": {...}, "reward": a number or null, "done": true or false}. Source: OpenEnv's
-core/env_server. A server over HTTP alone may have one episode for all clients; WebSockets have sessions.
+`...` is {"observation": {...}, "reward": a number or null, "done": true or false}. Source: OpenEnv 0.10's
+core/env_server, which over HTTP makes a new environment for each request; WebSockets have sessions. An action
+that does not fit the server's schema (VALIDATION_ERROR) is the policy's mistake.
 
 Only the configured address is contacted: no redirect is followed, no proxy is used, and nothing of a row or
 of the policy's text becomes part of it. Any other response, or none, is an infrastructure failure."""
@@ -22,7 +23,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from mrl.agents.environment import Step, Unreachable
+from mrl.agents.environment import Step, ToolFailed, Unreachable
 from mrl.agents.tool_calls import ToolCall
 from mrl.errors import ConfigError
 from mrl.rewards.visible import visible_text
@@ -46,11 +47,13 @@ class Remote:
         *,
         action: str = "message",
         observation: str | None = None,
+        columns: Sequence[str] = (),
         seconds: float = 20.0,
         max_kib: int = 256,
     ) -> None:
         """`action`: field of an action that gets the turn's visible text. `observation`: field of an
-        observation that is shown; all of it, as JSON, if absent. `seconds`: limit of one request. Raise
+        observation that is shown; all of it, as JSON, if absent. `columns`: columns of the row that reset
+        gets, besides the seed. `seconds`: limit of one request. Raise
         ConfigError for another kind of address."""
         parts = urllib.parse.urlsplit(url)
         if (
@@ -64,6 +67,7 @@ class Remote:
                 f"agent.options.url = {url!r} must be an http, https, ws or wss address: host, port and path"
             )
         self._parts, self._action, self._observation = parts, action, observation
+        self._columns = tuple(columns)
         self._seconds, self._max_bytes = seconds, max_kib * 1024
         self._server: _Server | None = None
 
@@ -71,10 +75,11 @@ class Remote:
         """Return the first observation. Raise Unreachable if there is none."""
         kind = _Http if self._parts.scheme.startswith("http") else _WebSocket
         self._server = kind(self._parts, self._seconds, self._max_bytes)
-        return self._shown(self._request("reset", {"seed": seed}))
+        columns = {name: task[name] for name in self._columns}
+        return self._shown(self._request("reset", {**columns, "seed": seed}))
 
     def step(self, text: str, calls: Sequence[ToolCall]) -> Step:
-        """Return the server's answer to a turn."""
+        """Return the server's answer to a turn. Raise ToolFailed if the turn is no action."""
         answer = self._request("step", {self._action: visible_text(text)})
         return Step(self._shown(answer), answer.get("reward"), bool(answer.get("done", False)))
 
@@ -156,6 +161,9 @@ class _WebSocket:
             raise Unreachable(f"{self._url}: {error!r}") from error
         answer = _json(data, self._max_bytes, self._url)
         if not isinstance(answer, dict) or answer.get("type") != "observation":
+            error = answer.get("data") if isinstance(answer, dict) else None
+            if operation == "step" and isinstance(error, dict) and error.get("code") == "VALIDATION_ERROR":
+                raise ToolFailed(f"the action does not fit the environment: {str(error)[:300]}")
             raise Unreachable(f"{self._url}: {str(answer)[:300]}")
         return answer.get("data")
 

@@ -15,7 +15,7 @@ from websockets.sync.server import Server, serve
 
 from mrl.agents.adapters.gymnasium import Gymnasium
 from mrl.agents.adapters.remote import Remote
-from mrl.agents.environment import Unreachable
+from mrl.agents.environment import ToolFailed, Unreachable
 from mrl.errors import ConfigError
 
 FILE = f"{__file__}:"
@@ -147,8 +147,13 @@ def sessions() -> Iterator[str]:
                 return
             steps += request["type"] == "step"
             data: dict[str, Any] = {"observation": {"n": steps}, "reward": None, "done": steps == 2}
-            wrong = request["data"].get("message") == "wrong"
-            error = {"type": "error", "data": {"message": "no such action"}}
+            if request["type"] == "reset":
+                data["observation"] |= {
+                    name: request["data"][name] for name in request["data"].keys() - {"seed"}
+                }
+            wrong = request["data"].get("message") in ("wrong", "misspelt")
+            code = "VALIDATION_ERROR" if request["data"].get("message") == "misspelt" else "EXECUTION_ERROR"
+            error = {"type": "error", "data": {"message": "no such action", "code": code}}
             connection.send(json.dumps(error if wrong else {"type": "observation", "data": data}))
 
     server: Server
@@ -167,3 +172,17 @@ def test_episodes_have_sessions_of_their_own(sessions: str) -> None:
     one.close()
     other.close()
     assert not one.replayable
+
+
+def test_a_rows_columns_reach_the_server(sessions: str) -> None:
+    env = Remote(sessions, columns=["level"])
+    assert env.reset({"level": 3, "secret": 4}, 0) == '{"n": 0, "level": 3}'
+    env.close()
+
+
+def test_an_action_that_the_server_does_not_take_is_the_policys_mistake(sessions: str) -> None:
+    env = Remote(sessions)
+    env.reset({}, 0)
+    with pytest.raises(ToolFailed, match="no such action"):
+        env.step("misspelt", [])
+    env.close()
