@@ -1,9 +1,13 @@
 """The one rule that quantises weights: float8 (e4m3) values with a float32 scale per square block.
 
-DeepSeek-V3's form: weight = value * scale, scale = largest magnitude of the block / 448, so that the largest
-value is the format's largest. Values are weight / scale in float32, rounded to nearest even, saturated; a
-block that is zero or too small for float32 has scale 1. `quantised` decides which tensors have this form, and
-where their blocks are.
+DeepSeek-V3's form, weight = value * scale, with scales that are powers of two: the smallest, from 2^-22 up,
+with which the largest magnitude of the block is at most 464 and so rounds to at most 448, the format's
+largest. Values are weight / scale in float32, saturated, rounded to nearest even. `quantised` decides which
+tensors have this form, and where their blocks are.
+
+vLLM quantises again to powers of two after loading if it uses DeepGEMM (VLLM_USE_DEEP_GEMM_E8M0, on by
+default also on Hopper: requant_weight_ue8m0_inplace). It then finds these scales, 464 and 2^-22 included, and
+changes no byte. A float8 number has as many digits under a power of two as under any other scale.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from mrl.resharding.planner.quantised import quantises
 
 LARGEST = 448.0
 """Largest number of torch.float8_e4m3fn."""
+_UP_TO_464, _EXPONENT_OF_464, _SMALLEST_EXPONENT = 0x17FFFF, 8, 127 - 22
+"""float32 bits: 464 is 1.8125 * 2^8, and 0x17FFFF carries from any larger mantissa into the exponent."""
 _CACHED_ELEMENTS, _DEVICE_ELEMENTS = 1 << 18, 1 << 24
 """Elements quantised at a time: their float32 forms take several times as many bytes."""
 
@@ -24,9 +30,9 @@ _CACHED_ELEMENTS, _DEVICE_ELEMENTS = 1 << 18, 1 << 24
 def block_scales(weight: torch.Tensor, block: int) -> torch.Tensor:
     """Return [ceil(rows / block), ceil(cols / block)] float32 scales of a weight that begins on a block."""
     largest = torch.cat([_largest(weight[band], block) for band in _bands(weight, block)]).float()
-    # By a tensor: to divide by a number, CUDA multiplies by its rounded inverse, a last bit off the CPU's.
-    scales = largest / torch.full_like(largest, LARGEST)
-    return torch.where(scales == 0, 1.0, scales)
+    exponents = (largest.view(torch.int32) + _UP_TO_464 >> 23) - _EXPONENT_OF_464
+    scales = (exponents.clamp(min=_SMALLEST_EXPONENT) << 23).view(torch.float32)
+    return torch.where(largest.isfinite(), scales, largest)
 
 
 def values(weight: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
