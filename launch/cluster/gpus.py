@@ -18,6 +18,26 @@ FOR_GPUS = "install requirements/cuda.lock (`make setup-cuda`)"
 FOR_CPU = "install requirements/cpu.lock (`make setup`)"
 HIDE = "hide the GPUs (CUDA_VISIBLE_DEVICES=) for a run on CPU"
 NVIDIA_SMI_SECONDS = 30.0
+QUERY = (
+    "memory.free",
+    "memory.total",
+    "driver_version",
+    "compute_mode",
+    "mig.mode.current",
+    "ecc.errors.uncorrected.volatile.total",
+    "name",
+)
+"""Fields that nvidia-smi is asked for; the name, which may contain a comma, is last."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GpuState:
+    """State of one GPU, in nvidia-smi's words."""
+
+    compute_mode: str = "Default"
+    mig: str = "Disabled"
+    ecc_errors: str = "0"
+    """Uncorrected memory errors since the driver was loaded."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,6 +46,7 @@ class Gpus:
 
     free_shares: tuple[float, ...] = ()
     """Free share of each GPU's memory by nvidia-smi, which ignores CUDA_VISIBLE_DEVICES."""
+    states: tuple[GpuState, ...] = ()
     models: tuple[str, ...] = ()
     driver: str = ""
     """Driver version; empty if nvidia-smi is missing or fails."""
@@ -76,10 +97,9 @@ def find_gpus() -> Gpus:
     )
     if not shutil.which("nvidia-smi"):
         return gpus
-    query = ["nvidia-smi", "--query-gpu=memory.free,memory.total,driver_version,name"]
     try:
         done = subprocess.run(
-            [*query, "--format=csv,noheader,nounits"],
+            ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=NVIDIA_SMI_SECONDS,
@@ -87,13 +107,27 @@ def find_gpus() -> Gpus:
         )
     except subprocess.TimeoutExpired:
         return dataclasses.replace(gpus, failure=f"no response within {NVIDIA_SMI_SECONDS:g} s")
-    rows = [line.split(", ", 3) for line in done.stdout.splitlines() if line.count(", ") >= 3]
+    last = len(QUERY) - 1
+    rows = [line.split(", ", last) for line in done.stdout.splitlines() if line.count(", ") >= last]
     if done.returncode or not rows:
         output = (done.stdout + done.stderr).strip().splitlines() or ["no GPU"]
         return dataclasses.replace(gpus, failure=f"{output[0]} (code {done.returncode})")
-    free, total, drivers, models = zip(*rows, strict=True)
-    shares = tuple(float(part) / float(whole) for part, whole in zip(free, total, strict=True))
-    return dataclasses.replace(gpus, free_shares=shares, models=models, driver=drivers[0])
+    free, total, drivers, *states, models = zip(*rows, strict=True)
+    return dataclasses.replace(
+        gpus,
+        free_shares=tuple(map(_share, free, total)),
+        models=models,
+        driver=drivers[0],
+        states=tuple(map(GpuState, *states)),
+    )
+
+
+def _share(part: str, whole: str) -> float:
+    """Return part / whole; 1 for devices without memory of their own, for which nvidia-smi has words."""
+    try:
+        return float(part) / float(whole)
+    except ValueError:
+        return 1.0
 
 
 def _engine() -> str:
@@ -120,7 +154,34 @@ def disagreements(gpus: Gpus, *, ray: int | None = None, slots: int | None = Non
     shown = len(gpus.free_shares)
     if not shown and not gpus.torch and not ray:
         return _cpu_run(gpus)
-    return [*_environment(gpus, shown), *_counts(gpus, shown, ray, slots)]
+    return [*_environment(gpus, shown), *_counts(gpus, shown, ray, slots), *_states(gpus)]
+
+
+def _states(gpus: Gpus) -> list[str]:
+    """Return one sentence per state in which no run works, with the GPUs that this process may use."""
+    used = {number: gpus.states[number] for number in gpus.used_shares() if number < len(gpus.states)}
+    exclusive = [n for n, state in used.items() if state.compute_mode not in ("Default", "[N/A]")]
+    split = [n for n, state in used.items() if state.mig == "Enabled"]
+    damaged = [n for n, state in used.items() if state.ecc_errors.isdigit() and int(state.ecc_errors)]
+    kinds = [
+        (
+            exclusive,
+            f"compute mode is {', '.join(dict.fromkeys(used[n].compute_mode for n in exclusive))}, which "
+            "refuses a second process, but a trainer rank and an engine share each GPU; set it to Default "
+            "(`nvidia-smi --compute-mode=0` as root)",
+        ),
+        (
+            split,
+            "MIG is enabled: a slice is not a slot, and its ranks cannot reach each other's memory; disable "
+            "it (`nvidia-smi --multi-instance-gpu=0` as root), or choose another node",
+        ),
+        (
+            damaged,
+            f"{'; '.join(used[n].ecc_errors for n in damaged)} uncorrected memory errors since the driver "
+            "was loaded; reset it (`nvidia-smi --gpu-reset` as root), or choose another node",
+        ),
+    ]
+    return [f"GPU {', '.join(map(str, numbers))}: {text}" for numbers, text in kinds if numbers]
 
 
 def _cpu_run(gpus: Gpus) -> list[str]:

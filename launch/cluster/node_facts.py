@@ -108,6 +108,12 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
     return versions
 
 
+def active_ports(devices: Path = Path("/sys/class/infiniband")) -> str:
+    """Return the number of active InfiniBand and RoCE ports; empty without such devices."""
+    states = [state.read_text() for state in devices.glob("*/ports/*/state")]
+    return str(sum("ACTIVE" in state for state in states)) if states else ""
+
+
 def cgroup_memory_left(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> int | float:
@@ -170,7 +176,11 @@ class NodeProbe:
         except OSError as error:
             errors.append(f"the run folder {path} cannot be written: {error}")
         gpus = find_gpus()
-        device = {"nvidia driver": gpus.driver, "GPU model": ", ".join(dict.fromkeys(gpus.models))}
+        device = {
+            "nvidia driver": gpus.driver,
+            "GPU model": ", ".join(dict.fromkeys(gpus.models)),
+            "active InfiniBand ports": active_ports(),
+        }
         return NodeFacts(
             number=number,
             host=socket.gethostname(),

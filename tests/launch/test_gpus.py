@@ -10,7 +10,7 @@ import pytest
 
 from mrl.config.load import load
 from mrl.errors import ConfigError
-from mrl.launch.cluster.gpus import Gpus, disagreements, find_gpus
+from mrl.launch.cluster.gpus import Gpus, GpuState, disagreements, find_gpus
 from mrl.launch.commands.check import check_gpus
 
 EIGHT = Gpus(
@@ -128,6 +128,10 @@ def test_what_vllm_is_for_follows_from_its_packages(installed, kind, monkeypatch
     assert find_gpus().engine == kind
 
 
+ROW = "80000, 81559, 580.65, Default, Disabled, 0, NVIDIA H100 80GB HBM3"
+"""What nvidia-smi writes about one GPU."""
+
+
 def nvidia_smi(folder: Path, script: str) -> str:
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -138,7 +142,7 @@ def nvidia_smi(folder: Path, script: str) -> str:
 def test_a_run_in_a_cpu_environment_on_a_machine_with_gpus_is_refused_in_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = "echo '80000, 81559, 580.65, NVIDIA H100 80GB HBM3'"
+    row = f"echo '{ROW}'"
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, "; ".join([row] * 8)))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -161,3 +165,32 @@ def test_a_run_in_a_cpu_environment_on_a_machine_with_gpus_is_refused_in_seconds
 def test_a_driver_that_does_not_work_is_a_fact(tmp_path, monkeypatch, script, failure) -> None:
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, script))
     assert find_gpus().failure.endswith(failure)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("Default", "Exclusive_Process", "GPU 1: compute mode is Exclusive_Process, which refuses a second"),
+        ("Default", "Prohibited", "GPU 1: compute mode is Prohibited"),
+        ("Disabled", "Enabled", "GPU 1: MIG is enabled"),
+        ("Disabled, 0", "Disabled, 3", "GPU 1: 3 uncorrected memory errors"),
+    ],
+)
+def test_a_gpu_that_no_run_can_use_is_refused_with_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, sentence: str
+) -> None:
+    monkeypatch.setenv("PATH", nvidia_smi(tmp_path, f"echo '{ROW}'; echo '{ROW.replace(old, new)}'"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus = dataclasses.replace(find_gpus(), torch=2, engine="gpu", torch_cuda="13.0")
+    (fault,) = disagreements(gpus)
+    assert fault.startswith(sentence) and "as root" in fault
+    hidden = dataclasses.replace(gpus, visible="0", torch=1)
+    assert disagreements(hidden, slots=1) == [], "the other GPU is not used"
+
+
+def test_devices_without_figures_are_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = "[N/A], [N/A], 580.65, Default, [N/A], [N/A], NVIDIA GB10"
+    monkeypatch.setenv("PATH", nvidia_smi(tmp_path, f"echo '{row}'"))
+    gpus = dataclasses.replace(find_gpus(), torch=1, engine="gpu", torch_cuda="13.0")
+    assert gpus.free_shares == (1.0,) and gpus.states == (GpuState("Default", "[N/A]", "[N/A]"),)
+    assert disagreements(gpus) == []

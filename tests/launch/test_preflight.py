@@ -10,7 +10,15 @@ from mrl.capacity.hardware import load_hardware
 from mrl.config.load import load
 from mrl.files import CONFIGS
 from mrl.launch.cluster.gpus import Gpus
-from mrl.launch.cluster.node_facts import NodeFacts, NodeProbe, RayPart, cgroup_memory_left, skew, write_speed
+from mrl.launch.cluster.node_facts import (
+    NodeFacts,
+    NodeProbe,
+    RayPart,
+    active_ports,
+    cgroup_memory_left,
+    skew,
+    write_speed,
+)
 from mrl.launch.preflight import NodeRequirements, idle_nodes, node_faults, too_few_slots
 
 GOOD = NodeFacts(
@@ -159,7 +167,9 @@ def test_drivers_that_disagree_are_named_with_their_nodes(tmp_path, monkeypatch)
     program, seen = tmp_path / "nvidia-smi", []
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for driver, model in (("580.1", "H100"), ("580.1", "H100"), ("570.8", "H200")):
-        program.write_text(f"#!/bin/sh\necho '80000, 81559, {driver}, NVIDIA {model}'\n")
+        program.write_text(
+            f"#!/bin/sh\necho '80000, 81559, {driver}, Default, Disabled, 0, NVIDIA {model}'\n"
+        )
         program.chmod(0o755)
         facts = NodeProbe().gather(len(seen), str(tmp_path / "run"))
         seen.append(dataclasses.replace(GOOD, number=len(seen), versions=facts.versions))
@@ -167,6 +177,22 @@ def test_drivers_that_disagree_are_named_with_their_nodes(tmp_path, monkeypatch)
         "node 2 (a): GPU model is NVIDIA H200, on the other nodes NVIDIA H100",
         "node 2 (a): nvidia driver is 570.8, on the other nodes 580.1",
     ]
+
+
+def test_a_node_with_a_port_of_the_network_down_is_named(tmp_path) -> None:
+    counts = []
+    for node, states in enumerate((["4: ACTIVE"] * 2, ["4: ACTIVE"] * 2, ["4: ACTIVE", "1: DOWN"])):
+        for number, state in enumerate(states):
+            port = tmp_path / str(node) / f"mlx5_{number}" / "ports" / "1"
+            port.mkdir(parents=True)
+            (port / "state").write_text(f"{state}\n")
+        counts.append(active_ports(tmp_path / str(node)))
+    versions = [{"active InfiniBand ports": count} for count in counts]
+    facts = [dataclasses.replace(node, versions=v) for node, v in zip(nodes(), versions, strict=True)]
+    assert node_faults(facts, NodeRequirements()) == [
+        "node 2 (host2): active InfiniBand ports is 1, on the other nodes 2"
+    ]
+    assert active_ports(tmp_path / "none") == ""
 
 
 def test_a_run_folder_that_cannot_be_made_is_a_fact(tmp_path) -> None:
