@@ -1,8 +1,9 @@
-"""Choose folders of this user for code that torch compiled earlier.
+"""Choose folders of this user and node for compiled code.
 
 torch runs what is in its default, torchinductor_USER in the folder for temporary files, which belongs to
 whoever creates it first. Extensions, of which Megatron has one, are kept below the home, which may not be
-writable on a cluster.
+writable on a cluster. Triton, vLLM (with DeepGEMM) and FlashInfer also compile below the home: on a shared
+home the engines of all nodes wait for each other's file locks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import getpass
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 
@@ -21,6 +23,12 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 """Variable, 1 by default, for headers that torch keeps in its default folder whatever `VARIABLE` says."""
 EXTENSIONS = "TORCH_EXTENSIONS_DIR"
+OF_OTHERS = {
+    "TRITON_CACHE_DIR": "triton",
+    "VLLM_CACHE_ROOT": "vllm",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+}
+"""Variables of other compilers -> their folders inside torch's."""
 _PREFIX = "torchinductor_"
 
 
@@ -28,8 +36,9 @@ def use_own_compile_cache() -> None:
     """Make this process and its children take compiled code from this user's folders.
 
     The compiler's is torch's default, or one below ~/.cache if another user owns the default. Extensions use
-    torch's default too, or a folder in the compiler's if the home is not writable. A folder that the user set
-    stays.
+    torch's default too, or a folder in the compiler's if the home is not writable. Other compilers use
+    folders in torch's. A folder that the user set stays. The programs of this environment come first on
+    PATH: FlashInfer, which vLLM leaves out without ninja, starts it by name.
 
     Raises:
         ConfigError: If both folders of the compiler belong to another user.
@@ -37,6 +46,11 @@ def use_own_compile_cache() -> None:
     _use_own_inductor_folder()
     if EXTENSIONS not in os.environ and not _can_be_made(_home_cache() / "torch_extensions"):
         os.environ[EXTENSIONS] = os.path.join(os.environ[VARIABLE], "extensions")
+    for name, folder in OF_OTHERS.items():
+        os.environ.setdefault(name, os.path.join(os.environ[VARIABLE], folder))
+    programs, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
+    if programs not in path.split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([programs, path])
 
 
 def _home_cache() -> Path:

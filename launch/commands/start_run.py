@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -57,8 +58,13 @@ from mrl.trajectories.rewards import RewardWorkers
 
 log = logging.getLogger(__name__)
 
-WORKER_VARIABLES = ("MRL_SESSION", "NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""The only variables that workers inherit from the driver's environment."""
+WORKER_VARIABLES = re.compile(
+    r"(MRL_SESSION|CUDA_HOME)"
+    r"|(NCCL|UCX|GLOO|FI|OFI|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|VLLM|FLASHINFER|DG|NVTE)_(?!.*(KEY|TOKEN|SECRET)).*"
+)
+"""Variables that workers get from the driver, also in a Ray that others started: none with a secret."""
+OF_THE_DRIVER = ("VLLM_LOGGING_LEVEL", "TORCH_CPP_LOG_LEVEL", "VLLM_HOST_IP")
+"""Variables that concern the driver's process alone."""
 MOST_THREADS = 8
 """Maximum intra-op threads of a rank on a GPU node; more gain nothing."""
 
@@ -316,4 +322,8 @@ def worker_environment(config: Config, *, slots_per_node: int | None = None) -> 
     if slots_per_node is not None:
         threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // (2 * slots_per_node)))
     fixed = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
-    return fixed | {k: v for k, v in os.environ.items() if k in WORKER_VARIABLES}
+    return fixed | {
+        name: value
+        for name, value in os.environ.items()
+        if WORKER_VARIABLES.fullmatch(name) and name not in OF_THE_DRIVER
+    }

@@ -1,6 +1,7 @@
 """Compiled code comes from this user's folder, whoever made torch's default first."""
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -15,10 +16,16 @@ from tests.support.another_user import NOBODY, by_root
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return torch's default folder, which does not exist yet, with an empty home."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for variable in (compile_cache.VARIABLE, compile_cache.EXTENSIONS, "XDG_CACHE_HOME"):
+    for variable in (
+        compile_cache.VARIABLE,
+        compile_cache.EXTENSIONS,
+        "XDG_CACHE_HOME",
+        *compile_cache.OF_OTHERS,
+    ):
         monkeypatch.setenv(variable, "")  # what a test sets is taken back after it
         monkeypatch.delenv(variable)
     monkeypatch.setenv(compile_cache.HEADERS, "1")
+    monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return compile_cache.default()
 
@@ -72,3 +79,18 @@ def test_a_folder_of_the_users_choice_stays(default, tmp_path, monkeypatch) -> N
     monkeypatch.setenv(compile_cache.VARIABLE, str(tmp_path / "chosen"))
     compile_cache.use_own_compile_cache()
     assert os.environ[compile_cache.VARIABLE] == str(tmp_path / "chosen") and not default.exists()
+
+
+def test_other_compilers_keep_their_code_on_the_node(default, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/chosen")
+    compile_cache.use_own_compile_cache()
+    assert os.environ["TRITON_CACHE_DIR"] == f"{default}/triton"
+    assert os.environ["FLASHINFER_WORKSPACE_BASE"] == f"{default}/flashinfer"
+    assert os.environ["VLLM_CACHE_ROOT"] == "/chosen"
+
+
+def test_the_environment_s_programs_are_found_by_name(default: Path) -> None:
+    """A batch script that calls .venv/bin/python has not put its folder on PATH, and vLLM looks for ninja."""
+    compile_cache.use_own_compile_cache()
+    compile_cache.use_own_compile_cache()
+    assert os.environ["PATH"].split(os.pathsep) == [os.path.dirname(sys.executable), "/usr/bin"]
