@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from mrl.config.root import Config
 from mrl.errors import MrlError, PeerLost, WorkerLost
 from mrl.launch.cluster.cluster import SLOT
+from mrl.launch.workers import compile_watch
 from mrl.launch.workers.deaths import death_cause
 from mrl.observe.phases import PhaseClock
 
@@ -167,19 +168,33 @@ class ActorGroup[A: Actor]:
         deadline_seconds = deadline_seconds or self._config.loop.phase_deadline_seconds
         return wait_all(calls, deadline_seconds=deadline_seconds, clock=self._clock)
 
+    def wait_for_start(self, calls: Mapping[str, ObjectRef[R]]) -> dict[str, R]:
+        """Wait for workers that start; launch.start_deadline_seconds begins anew while they compile."""
+        return wait_all(
+            calls,
+            deadline_seconds=self._config.launch.start_deadline_seconds,
+            clock=self._clock,
+            progress=lambda: compile_watch.reports(self._log_folder),
+        )
+
 
 def wait_all[R](
-    calls: Mapping[str, ObjectRef[R]], *, deadline_seconds: float, clock: PhaseClock
+    calls: Mapping[str, ObjectRef[R]],
+    *,
+    deadline_seconds: float,
+    clock: PhaseClock,
+    progress: Callable[[], Mapping[str, object]] = dict,
 ) -> dict[str, R]:
     """Return the results of remote calls by worker name ("trainer rank 1"); the clock counts the waiting
-    time.
+    time. The deadline begins anew if `progress` returns a new entry or another value of one.
 
     Raises WorkerLost for a death or a missed deadline, else the worker's error; names worker and phase.
     """
     import ray
 
     names: dict[Any, str] = {ref: name for name, ref in calls.items()}
-    pending, limit = list(names), time.monotonic() + deadline_seconds
+    pending = list(names)
+    limit = _Limit(deadline_seconds, progress)
     results: dict[str, Any] = {}
     while pending:
         done, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
@@ -191,11 +206,28 @@ def wait_all[R](
     return {name: results[name] for name in calls}
 
 
-def _one_ends(pending: Sequence[Any], limit: float, clock: PhaseClock) -> bool:
-    """Wait until a call has ended; return False after the limit (monotonic seconds)."""
+class _Limit:
+    """End of a wait; begins anew if there was progress, which is read only once it is over."""
+
+    def __init__(self, seconds: float, progress: Callable[[], Mapping[str, object]]) -> None:
+        self._seconds, self._progress = seconds, progress
+        self._seen, self._at = progress(), time.monotonic() + seconds
+
+    def is_over(self) -> bool:
+        if time.monotonic() <= self._at:
+            return False
+        before, self._seen = self._seen, self._progress()
+        if self._seen.items() <= before.items():
+            return True
+        self._at = time.monotonic() + self._seconds
+        return False
+
+
+def _one_ends(pending: Sequence[Any], limit: _Limit, clock: PhaseClock) -> bool:
+    """Wait until a call has ended; return False after the limit."""
     import ray
 
-    while time.monotonic() <= limit:
+    while not limit.is_over():
         with clock.waiting():
             ended, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_SECONDS)
         if ended:

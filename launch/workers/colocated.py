@@ -69,14 +69,12 @@ class Hybrid:
 
     def _start_workers(self) -> list[EngineRank]:
         """Build the engines, then the trainer ranks while the engines sleep."""
-        deadline = self._config.launch.start_deadline_seconds
         with self._clock.phase("engines"):
-            calls = self.rollout.start()
-            self.rollout.wait(calls, deadline_seconds=deadline)
+            self.rollout.wait_for_start(self.rollout.start())
             engines = self.rollout.engine_ranks()
             self.rollout.sleep()
         with self._clock.phase("trainers"):
-            self.train.wait(self.train.start(), deadline_seconds=deadline)
+            self.train.wait_for_start(self.train.start())
         return engines
 
     def _check_alive(self, event: Event) -> None:

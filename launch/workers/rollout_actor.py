@@ -17,7 +17,7 @@ import numpy as np
 
 from mrl.config.root import Config
 from mrl.errors import PeerLost, RolloutError
-from mrl.launch.workers import headless_actor, route_blocks
+from mrl.launch.workers import compile_watch, headless_actor, route_blocks
 from mrl.models.families import family_of
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout import vllm_start
@@ -56,7 +56,7 @@ class RolloutActor:
         from mrl.launch.workers.actor_log import file_name, redirect
 
         gc.disable()  # until it has started: garbage collection takes a fifth of the import time
-        self._config, self.part = config, part
+        self._config, self.part, self._log_folder = config, part, log_folder
         redirect(log_folder, file_name(self.part.name))
         listen_on_own_node()
         self._listener = socket.create_server((self.address(), 0))
@@ -94,6 +94,7 @@ class RolloutActor:
             time.
         """
         from mrl.data.tokenise import decoder
+        from mrl.launch.workers.actor_log import file_name
         from mrl.rollout.engine import RolloutEngine
         from mrl.rollout.engine_loop import EngineLoop
         from mrl.rollout.engine_server import EngineServer
@@ -122,7 +123,8 @@ class RolloutActor:
             server,
         )
         self.loop.start()
-        self.loop.ready.result()
+        with compile_watch.reporting(self._log_folder, file_name(self.part.name)):
+            self.loop.ready.result()
         server.serve(self.loop)
         gc.enable()
 

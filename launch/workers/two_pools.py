@@ -29,10 +29,8 @@ class TwoPools(Hybrid):
 
     def _start_workers(self) -> list[EngineRank]:
         """Build engines and trainer ranks at once."""
-        deadline = self._config.launch.start_deadline_seconds
         with self._clock.phase("engines"):
-            calls = {**self.rollout.start(), **self.train.start()}
-            self.train.wait(calls, deadline_seconds=deadline)
+            self.train.wait_for_start({**self.rollout.start(), **self.train.start()})
             self.rollout.when_up = self._bring_in
             return self.rollout.engine_ranks()
 

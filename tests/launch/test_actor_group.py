@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
 from pathlib import Path
 
 import pytest
 import ray
 from ray.exceptions import RayTaskError
 
+from mrl import compile_cache
 from mrl.errors import MrlError, NumericError, PeerLost, WorkerLost
-from mrl.launch.workers import actor_group
+from mrl.launch.workers import actor_group, compile_watch
 from mrl.launch.workers.actor_group import wait_all
 from mrl.observe.phases import PhaseClock
 
@@ -52,6 +54,63 @@ class Ended:
 
     def get(self, call: str, timeout: float) -> None:
         raise RayTaskError("tick", "traceback", self._failures[call])
+
+
+class Clock:
+    """A clock that moves 10 s each time it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 10.0
+        return self.now
+
+
+def test_a_start_that_compiles_is_waited_for_and_one_that_does_not_is_ended(monkeypatch, tmp_path) -> None:
+    """Compiled files grow for some deadlines; then one worker is up, whose report goes, and one hangs."""
+    Ended(monkeypatch, {})
+    clock, report = Clock(), tmp_path / "engine-0.compiled"
+    monkeypatch.setattr(actor_group, "time", clock)
+
+    def progress() -> dict[str, str]:
+        if clock.now < 2000:
+            report.write_text(str(clock.now))
+        else:
+            report.unlink(missing_ok=True)
+        return compile_watch.reports(tmp_path)
+
+    words = "engine 0 did not respond within 600 s"
+    with pytest.raises(WorkerLost, match=words):
+        wait_all({"engine 0": "call"}, deadline_seconds=600, clock=PhaseClock(), progress=progress)  # type: ignore[dict-item]
+    assert 2400 < clock.now < 2700, "600 s after the last deadline at which there was progress"
+    silent = Clock()
+    monkeypatch.setattr(actor_group, "time", silent)
+    with pytest.raises(WorkerLost, match=words):
+        wait_all({"engine 0": "call"}, deadline_seconds=600, clock=PhaseClock())  # type: ignore[dict-item]
+    assert silent.now < 700
+
+
+def test_compiled_files_of_a_node_are_counted_and_reported(monkeypatch, tmp_path) -> None:
+    """Folders inside others are counted once; a worker without new files reports nothing."""
+    monkeypatch.setattr(compile_watch, "LOOK_SECONDS", 0.01)
+    cache, logs = tmp_path / "torch", tmp_path / "logs"
+    logs.mkdir()
+    names = {compile_cache.VARIABLE: cache} | {
+        name: cache / sub for name, sub in compile_cache.OF_OTHERS.items()
+    }
+    for name, folder in names.items():
+        folder.mkdir(exist_ok=True)
+        (folder / "old").write_text("")
+        monkeypatch.setenv(name, str(folder))
+    monkeypatch.delenv(compile_cache.EXTENSIONS, raising=False)
+    assert compile_watch.num_compiled(os.environ) == 4
+    with compile_watch.reporting(str(logs), "engine-0"):
+        assert compile_watch.reports(logs) == {}
+        (cache / "triton" / "new").write_text("")
+        while compile_watch.reports(logs) != {"engine-0.compiled": "1"}:  # the test's time limit ends this
+            pass
+    assert list(logs.iterdir()) == []
 
 
 GONE = PeerLost("engine 0, dp rank 0 could not continue without the other ranks of its engine: Timed out")

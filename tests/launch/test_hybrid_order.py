@@ -41,11 +41,11 @@ def test_engines_measure_an_empty_slot_and_sleep_before_a_trainer_is_there() -> 
     hybrid(events, PhaseClock()).start()
     assert [event for event in events if "dead" not in event] == [
         "rollout start",
-        "rollout wait",
+        "rollout wait_for_start",
         "rollout engine_ranks",  # traced while the weights are mapped
         "rollout sleep",
         "train start",
-        "train wait",
+        "train wait_for_start",
         "train connect",
     ]
 
@@ -77,7 +77,7 @@ def test_two_pools_start_at_once_and_wait_for_nobodys_memory() -> None:
     assert [event for event in events if "dead" not in event] == [
         "rollout start",
         "train start",
-        "train wait",
+        "train wait_for_start",
         "rollout engine_ranks",
         "train connect",
     ]

@@ -29,7 +29,7 @@ class LaunchSection(Section):
     free of the layout, and nothing is off-loaded or put to sleep. 0: engines and trainer take turns on the
     same slots."""
     start_deadline_seconds: float = Field(default=600.0, gt=0)
-    """Wait at most this many seconds for all workers to start."""
+    """Wait at most this many seconds for all workers to start; begins anew while engines' nodes compile."""
     object_store_bytes: int | None = Field(default=None, ge=80 << 20)
     """Size Ray's object store, which carries a step's batches and results, on each node that the command,
     torchrun or the batch script starts; null takes a tenth of the memory, at most half of the free
