@@ -63,9 +63,9 @@ class _Kind:
     candidates: tuple[tuple[int, ...], ...]
     """By box: trainer ranks that may answer for it."""
     engine_rank: np.ndarray
-    """By transfer: engine rank."""
+    """By need: engine rank."""
     number: np.ndarray
-    """By transfer: box."""
+    """By need: box."""
 
     def needed(self, engine_rank: int) -> list[int]:
         """Return the boxes that an engine rank needs, each once."""
@@ -110,28 +110,27 @@ class PlanCells:
 
 
 def _kind(item: Item, engines: Sequence[Replicas]) -> _Kind:
-    """Number boxes in order of their first transfer; equal boxes of one dtype share a number."""
+    """Number boxes in order of the needs; equal boxes of one dtype share a number."""
     pattern: Pattern = item.pattern
     numbers: dict[tuple[Box, str], int] = {}
     blocks: list[int] = []
-    number_of = np.empty(len(pattern.cells), np.int64)
-    met, first = np.unique(pattern.cell, return_index=True)
-    for index in met[np.argsort(first)].tolist():
-        cell = pattern.cells[index]
+    holders: list[tuple[int, ...]] = []
+    number_of = np.empty(len(pattern.uncut), np.int64)
+    for index, cell in enumerate(pattern.uncut):
         place = item.needs[cell.need]
         key = ((cell.start, cell.shape), engines[place.group].tensors[place.index].dtype)
         if key not in numbers:
             numbers[key] = len(numbers)
             blocks.append(cell.block)
+            holders.append(pattern.uncut_holders[index])
         number_of[index] = numbers[key]
-    number = number_of[pattern.cell]
     return _Kind(
         tuple(box for box, _ in numbers),
         tuple(dtype for _, dtype in numbers),
         tuple(blocks),
-        tuple(tuple(pattern.all_candidates(number == n).tolist()) for n in range(len(numbers))),
-        pattern.engine_rank,
-        number,
+        tuple(holders),
+        pattern.uncut_needs[0],
+        number_of[pattern.uncut_needs[1]],
     )
 
 

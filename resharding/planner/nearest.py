@@ -33,7 +33,10 @@ class NearestRanks:
         self._trainer_slots = np.array(topology.trainer_slots, int)
         self._engine_slots = np.array(topology.engine_slots, int)
         slots = np.arange(topology.num_slots)
-        self._places = (slots, np.array(topology.nodes), np.array(topology.rails), np.zeros_like(slots))
+        self.pools = not set(topology.trainer_slots) & set(topology.engine_slots)
+        """True if no slot has ranks of both sides; then all ranks of other nodes are equally near."""
+        rails = np.zeros_like(slots) if self.pools else np.array(topology.rails)
+        self._places = (slots, np.array(topology.nodes), rails, np.zeros_like(slots))
         """By distance: a property that slots at most this far apart share."""
         trainers = np.full(topology.num_slots, -1)
         trainers[self._trainer_slots] = np.arange(len(self._trainer_slots))

@@ -17,15 +17,16 @@ import numpy as np
 from mrl.errors import ConfigError
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.agreement import require_agreement, require_slots, require_written_once
+from mrl.resharding.planner.items import items
 from mrl.resharding.planner.manifest import RankManifest, Replicas, replicas, tensor_bytes
 from mrl.resharding.planner.quantised import without_cut_modules
 from mrl.resharding.planner.schedule import SlotTraffic, Window, cut_counts, fill_windows, ordered_steps
 from mrl.resharding.planner.slot_plan import PartBuilder, SlotPart
 from mrl.resharding.planner.topology import Topology
-from mrl.resharding.planner.transfers import Item, items
+from mrl.resharding.planner.transfers import Item
 from mrl.resharding.planner.whole_tensors import whole_tensor_of, with_whole_tensors
 
-PLANNER_VERSION = 3
+PLANNER_VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +42,13 @@ class PlanOptions:
     read_neighbours: bool = False
     """Let an engine rank copy from the memory of every trainer rank of its node, not only of its own slot's:
     slots of one node then need no messages and buckets."""
+
+    read_buckets: bool = False
+    """Let an engine rank of a separate pool copy what several ranks of its node need from the receive bucket
+    of one of them: one copy crosses the network into each node."""
+
+    cut_bytes: int = 256 << 10
+    """Between pools, cut a cell of at least this size, so that all ranks that hold it send a part."""
 
     quantise_block: int = BLOCK
     """Edge of the blocks of quantised tensors; the engine's manifests say which tensors are quantised."""
@@ -78,6 +86,11 @@ class Plan:
         return self._parts[slot]
 
     @functools.cached_property
+    def reads_buckets(self) -> bool:
+        """True if an engine rank reads the receive bucket of another."""
+        return any(bool((item.pattern.entry >= 0).any()) for item in self.items)
+
+    @functools.cached_property
     def traffic(self) -> np.ndarray:
         """Bytes in wire dtype, [5, slots]: local, received in and across nodes, sent in and across nodes."""
         counts = Counter((id(item.pattern), item.ordinal) for item in self.items)
@@ -87,6 +100,7 @@ class Plan:
         for (key, ordinal), times in counts.items():
             pattern = patterns[key]
             here, there = engines[pattern.engine_rank], trainers[pattern.senders(ordinal)]
+            there = np.where(pattern.entry < 0, there, engines[pattern.entry])
             lane = np.minimum(pattern.distance, 2)
             num_bytes = times * pattern.sizes
             np.add.at(totals, (lane, here), num_bytes)
@@ -140,7 +154,14 @@ def build_plan(
     held, needed = replicas(trainers), replicas(engines)
     for group in needed:
         require_written_once(group)
-    listed = items(held, needed, topology, block=options.quantise_block)
+    listed = items(
+        held,
+        needed,
+        topology,
+        block=options.quantise_block,
+        read_buckets=options.read_buckets,
+        cut_bytes=options.cut_bytes,
+    )
     traffic = SlotTraffic(topology, reach=options.reach)
     parts = cut_counts(listed, traffic, bucket_bytes=options.bucket_bytes)
     order = ordered_steps(listed, parts, held, needed, interleave_stages=options.interleave_stages)

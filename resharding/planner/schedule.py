@@ -83,7 +83,7 @@ class _RemoteTransfers:
     def __init__(
         self, pattern: Pattern, trainer_lanes: np.ndarray, engine_lanes: np.ndarray, reach: int
     ) -> None:
-        remote = np.flatnonzero(pattern.distance > reach)
+        remote = np.flatnonzero((pattern.distance > reach) & (pattern.entry < 0))
         self._cells = pattern.cells
         self._cell, self._bytes = pattern.cell[remote], WIRE_BYTES[pattern.wire[remote]]
         self._first, self._count, self._turn = (

@@ -63,7 +63,8 @@ class WindowPart(EngineWindow):
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlotPart:
     """One slot's part. Tables index tensors by position in `trainer_tensors` and `engine_tensors`; `local`
-    reads by position among the tensors of all `lenders`, one lender after the other."""
+    reads by position among the tensors of all `lenders`, one lender after the other, and then among the
+    receive buckets of all `neighbours`, each seen as an array of every wire dtype in turn."""
 
     slot: int
     trainer_rank: int | None
@@ -76,6 +77,8 @@ class SlotPart:
     """Trainer ranks whose memory the engine rank reads, its own slot's first."""
     num_sources: int
     """Number of tensors of all lenders."""
+    neighbours: tuple[int, ...] = ()
+    """Engine ranks of the node from whose receive buckets the engine rank copies."""
 
     @property
     def send_bucket_bytes(self) -> int:
@@ -106,6 +109,8 @@ class PartBuilder:
         self._trainer_rank = _index(topology.trainer_slots, slot)
         self._engine_rank = _index(topology.engine_slots, slot)
         self._trainer_tensors = _tensors(trainers, self._trainer_rank)
+        self._arrivals = _Arrivals(items, topology)
+        self._neighbours: list[int] = []
         self._lent: dict[int, tuple[int, tuple[LocalTensor, ...]]] = {}
         if self._trainer_rank is not None:
             self._lent[self._trainer_rank] = 0, self._trainer_tensors
@@ -117,7 +122,7 @@ class PartBuilder:
         self._module_of = [numbers[name] for name in names]
 
     def build(self, windows: Sequence[Window]) -> SlotPart:
-        drafts = [self._window(window) for window in windows]
+        drafts = [self._window(number, window) for number, window in enumerate(windows)]
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for number, draft in enumerate(drafts):
@@ -127,6 +132,7 @@ class PartBuilder:
         parts = [
             draft.finish(
                 number,
+                num_sources=self._num_sources,
                 opens=tuple(sorted(m for m in draft.touched if first[m] == number)),
                 closes=tuple(sorted(m for m in draft.touched if last[m] == number)),
             )
@@ -142,6 +148,7 @@ class PartBuilder:
             tuple(parts),
             tuple(self._lent),
             self._num_sources,
+            tuple(self._neighbours),
         )
 
     @property
@@ -154,8 +161,8 @@ class PartBuilder:
             self._lent[trainer_rank] = self._num_sources, _tensors(self._trainers, trainer_rank)
         return self._lent[trainer_rank]
 
-    def _window(self, window: Window) -> _Draft:
-        draft = _Draft()
+    def _window(self, number: int, window: Window) -> _Draft:
+        draft = _Draft(number, window)
         for step in window:
             item = self._items[step.item]
             for transfer in self._transfers(item):
@@ -191,8 +198,19 @@ class PartBuilder:
         if lent:
             read_at, (rows, cols) = self._reads(item, transfer, cut, *self._lent_by(transfer.sender))
             draft.local.add(read_at, write_at, rows=rows, cols=cols, wire=wire, module=module, block=block)
+        elif transfer.entry >= 0:
+            read_at = (*self._taken_in(draft, step, transfer), size[1])
+            draft.local.add(read_at, write_at, rows=size[0], cols=size[1], wire=wire, module=module)
         else:
             draft.receives.setdefault(sender, _Stream()).unpack(write_at, size, wire, module)
+
+    def _taken_in(self, draft: _Draft, step: PlanStep, transfer: Transfer) -> tuple[int, int]:
+        """Return (index of a bucket's array, below `BUCKET`; offset in it) of what another rank takes in."""
+        if transfer.entry not in self._neighbours:
+            self._neighbours.append(transfer.entry)
+        array = self._neighbours.index(transfer.entry) * len(WIRE_BYTES) + transfer.wire
+        offsets = self._arrivals.offsets(draft.number, draft.window, transfer.entry)
+        return BUCKET - 1 - array, offsets[_key(step, transfer)]
 
     @staticmethod
     def _reads(
@@ -237,6 +255,50 @@ def _side(place: BoxPlace, tensors: Sequence[LocalTensor], relative: tuple[int, 
     return place.index, offset, math.prod(shape[-max(1, len(relative) - 1) :])
 
 
+def _key(step: PlanStep, transfer: Transfer) -> tuple[int, int, Box]:
+    """Return what names the bytes of a transfer in a node, whoever needs them for which tensor."""
+    return step.item, step.part, (transfer.cell.start, transfer.cell.shape)
+
+
+class _Arrivals:
+    """Places in the receive buckets of other engine ranks, which their own parts lay out in the same way."""
+
+    def __init__(self, items: Sequence[Item], topology: Topology) -> None:
+        self._items, self._slots = items, topology.trainer_slots
+        self._mine: dict[tuple[int, int, int], list[Transfer]] = {}
+        self._known: dict[int, tuple[int, dict[tuple[int, int, Box], int]]] = {}
+        """By engine rank: the last window and its offsets."""
+
+    def offsets(self, number: int, window: Window, engine_rank: int) -> dict[tuple[int, int, Box], int]:
+        """Return the offsets, in elements of the wire dtype, of what an engine rank receives in a window."""
+        known = self._known.get(engine_rank)
+        if known is None or known[0] != number:
+            known = self._known[engine_rank] = number, self._laid_out(window, engine_rank)
+        return known[1]
+
+    def _laid_out(self, window: Window, engine_rank: int) -> dict[tuple[int, int, Box], int]:
+        streams: dict[int, _Stream] = {}
+        places: list[tuple[tuple[int, int, Box], int, int, int]] = []
+        for step in window:
+            item = self._items[step.item]
+            for transfer in self._received(item, engine_rank):
+                cell = transfer.cell
+                cut = slice_of(cell.shape, step.part, step.parts, cell.unit)
+                if cut is not None:
+                    slot = self._slots[transfer.sender]
+                    at = streams.setdefault(slot, _Stream()).reserve(*_matrix(cut[1]), transfer.wire)[1]
+                    places.append((_key(step, transfer), slot, transfer.wire, at))
+        starts = _starts(streams)
+        return {key: starts[slot] // int(WIRE_BYTES[wire]) + at for key, slot, wire, at in places}
+
+    def _received(self, item: Item, engine_rank: int) -> list[Transfer]:
+        key = (engine_rank, id(item.pattern), item.ordinal)
+        if key not in self._mine:
+            transfers = item.pattern.of_ranks(None, engine_rank, item.ordinal)
+            self._mine[key] = [t for t in transfers if t.entry < 0]
+        return self._mine[key]
+
+
 class _Stream:
     """Copies of one message, with offsets relative to its start."""
 
@@ -249,14 +311,15 @@ class _Stream:
         return -(-self._cursor // ALIGN) * ALIGN
 
     def pack(self, held: Side, read: tuple[int, int], size: tuple[int, int], wire: int, block: int) -> None:
-        place = self._reserve(*size, wire)
+        place = self.reserve(*size, wire)
         self.copies.add(held, place, rows=read[0], cols=read[1], wire=wire, module=-1, block=block)
 
     def unpack(self, needed: Side, size: tuple[int, int], wire: int, module: int) -> None:
-        place = self._reserve(*size, wire)
+        place = self.reserve(*size, wire)
         self.copies.add(place, needed, rows=size[0], cols=size[1], wire=wire, module=module)
 
-    def _reserve(self, rows: int, cols: int, wire: int) -> Side:
+    def reserve(self, rows: int, cols: int, wire: int) -> Side:
+        """Take the next place for an array of this dtype; return its side in the bucket."""
         size = int(WIRE_BYTES[wire])
         at = -(-self._cursor // size)
         self._cursor = (at + rows * cols) * size
@@ -266,18 +329,25 @@ class _Stream:
 class _Draft:
     """One window of one slot while it is being collected."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int, window: Window) -> None:
+        self.number, self.window = number, window
         self.local = CopyList()
         self.sends: dict[int, _Stream] = {}
         self.receives: dict[int, _Stream] = {}
         self.touched: set[int] = set()
 
-    def finish(self, index: int, *, opens: tuple[int, ...], closes: tuple[int, ...]) -> WindowPart:
+    def finish(
+        self, index: int, *, num_sources: int, opens: tuple[int, ...], closes: tuple[int, ...]
+    ) -> WindowPart:
+        """`num_sources`: the number of leased tensors, after which the arrays of other buckets follow."""
+        local = _by_module(self.local.table())
+        taken = local["source"] < BUCKET
+        local["source"][taken] = num_sources + BUCKET - 1 - local["source"][taken]
         pack, sends = _laid_out(self.sends, "target_offset")
         unpack, receives = _laid_out(self.receives, "source_offset")
         return WindowPart(
             index=index,
-            local=_by_module(self.local.table()),
+            local=local,
             pack=pack,
             sends=sends,
             unpack=_by_module(unpack),
@@ -292,14 +362,22 @@ def _laid_out(streams: dict[int, _Stream], side: str) -> tuple[CopyTable, tuple[
     """Put all streams one after another in the bucket, in order of peer."""
     if not streams:
         return np.empty(0, COPY), ()
-    tables, messages, base = [], [], 0
-    for peer, stream in sorted(streams.items()):
-        table = stream.copies.table()
-        table[side] += base // WIRE_BYTES[table["wire"]]
+    tables, messages = [], []
+    for peer, start in _starts(streams).items():
+        table = streams[peer].copies.table()
+        table[side] += start // WIRE_BYTES[table["wire"]]
         tables.append(table)
-        messages.append(SlotMessage(peer, base, stream.num_bytes))
-        base += stream.num_bytes
+        messages.append(SlotMessage(peer, start, streams[peer].num_bytes))
     return np.concatenate(tables), tuple(messages)
+
+
+def _starts(streams: dict[int, _Stream]) -> dict[int, int]:
+    """Return the first byte of every stream in the bucket, in order of peer."""
+    starts, base = {}, 0
+    for peer, stream in sorted(streams.items()):
+        starts[peer] = base
+        base += stream.num_bytes
+    return starts
 
 
 def _by_module(table: CopyTable) -> CopyTable:

@@ -48,6 +48,17 @@ def _run_together(table: CopyTable, reads: _Side, writes: _Side) -> None:
         )
 
 
+def wire_arrays(bucket: torch.Tensor) -> list[torch.Tensor]:
+    """Return a bucket seen as an array of every wire dtype, in their order."""
+    return [as_array(bucket, number) for number in range(len(WIRE_DTYPES))]
+
+
+def as_array(bucket: torch.Tensor, wire: int) -> torch.Tensor:
+    """Return a flat uint8 tensor as an array of a wire dtype; a rest shorter than an element is left out."""
+    dtype = DTYPES[WIRE_DTYPES[wire]]
+    return bucket[: bucket.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
 class _Side:
     """Flat tensors by index; the bucket is viewed once per wire dtype."""
 
@@ -59,9 +70,7 @@ class _Side:
         if index != BUCKET:
             return self._tensors[index]
         if wire not in self._views:
-            dtype = DTYPES[WIRE_DTYPES[wire]]
-            whole = self._tensors.numel() // dtype.itemsize * dtype.itemsize
-            self._views[wire] = self._tensors[:whole].view(dtype)
+            self._views[wire] = as_array(self._tensors, wire)
         return self._views[wire]
 
     def runs(

@@ -7,6 +7,7 @@ receivers, each with sync.deadline_seconds.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from mrl.models.layout import Layout
 from mrl.models.tensors import LocalTensor, Spec
 from mrl.resharding.planner.cells import PlanCells
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.planner.plan import PlanOptions, build_plan
+from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.slot_plan import SlotPart
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.planner.trainer_manifests import trainer_rank_manifests
@@ -113,17 +114,25 @@ class PlannedSync:
         """By engine rank that this rank feeds: every num_trainers-th, its own slot's if slots are shared."""
         own_tensors = [tensor for tensor, _, _, _ in trainer.local_tensors()]
         trainers = self._trainers(own_tensors)
-        self.plan = build_plan(
+        on_cpu = trainer.device.type == "cpu"
+        self._build = functools.partial(
+            build_plan,
             trainers,
             [dataclasses.replace(d, rank=rank) for rank, d in enumerate(engines)],
             topology,
+        )
+        self.plan = self._build(
             PlanOptions(
                 bucket_bytes=sync.bucket_bytes,
-                interleave_stages=trainer.device.type == "cuda",
-                read_neighbours=trainer.device.type == "cpu" and self._mesh is None,
-            ),
+                interleave_stages=not on_cpu,
+                read_neighbours=on_cpu and self._mesh is None,
+                read_buckets=on_cpu and self._mesh is not None,
+            )
         )
-        self.part = self.plan.part(topology.trainer_slots[self._rank])
+        self._route = self.plan
+        """The plan that the next session follows: without some engine ranks, nobody reads their buckets."""
+        self._direct: Plan | None = None
+        """The same plan without reading of buckets, once a session needs it."""
         self._require_stored_alike()
         self._proof = TrainerProof(PlanCells(self.plan), self._rank, own_tensors, tuple(self._senders))
         self._facts: dict[str, object] = {
@@ -193,6 +202,11 @@ class PlannedSync:
             )
 
     @property
+    def part(self) -> SlotPart:
+        """This rank's own part of the next session."""
+        return self._route.part(self.plan.topology.trainer_slots[self._rank])
+
+    @property
     def digest(self) -> str:
         """Digest that a session must carry; equal on all ranks."""
         return self.plan.digest
@@ -223,7 +237,7 @@ class PlannedSync:
         return ReceiverFeed(self._senders[receiver], tables, parcels, receiver, files)
 
     def _part_of(self, receiver: int) -> SlotPart:
-        return self.plan.part(self.plan.topology.engine_slots[receiver])
+        return self._route.part(self.plan.topology.engine_slots[receiver])
 
     @property
     def _rank_of_slot(self) -> dict[int, int]:
@@ -264,6 +278,7 @@ class PlannedSync:
                 ranks,
                 self._proof,
                 mesh=self._mesh,
+                reads_buckets=self._route.reads_buckets,
             )
         except BaseException:
             self._lane = None  # its buckets may still have messages of the failed session in flight
@@ -299,8 +314,16 @@ class PlannedSync:
         """Drop these engine ranks from the next session's lane and mesh."""
         if tuple(absent) != self._absent:
             self._absent, self._lane = tuple(absent), None
+            if self.plan.reads_buckets:
+                self._route, self._feeds = self._plan_without(absent), None
         if self._mesh is not None:
             self._mesh.keep([r for r in range(self._num_receivers) if r not in absent])
+
+    def _plan_without(self, absent: Sequence[int]) -> Plan:
+        """Return the plan in which nobody depends on the absent engine ranks."""
+        if absent and self._direct is None:
+            self._direct = self._build(dataclasses.replace(self.plan.options, read_buckets=False))
+        return self._direct if absent and self._direct is not None else self.plan
 
     def _leased(self, feed: ReceiverFeed) -> ReceiverFeed:
         """Add the lease that the receiver reads on a GPU; exported anew for each session."""

@@ -17,6 +17,7 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.conversation import SessionConversation
+from mrl.resharding.transfer.copies import wire_arrays
 from mrl.resharding.transfer.lease import Lease, reuse_or_open_lease
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.session import ReceiverProgress, ReceiverState, Session
@@ -26,6 +27,7 @@ from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Listener
 from mrl.resharding.wire.mesh import MessageLost
 from mrl.resharding.wire.mesh_link import KINDS, MeshInbox
+from mrl.resharding.wire.shared_buckets import NeighbourBuckets
 from mrl.resharding.wire.slot_link import SlotInbox
 
 _LAST_WORDS_SECONDS = 2.0
@@ -78,6 +80,7 @@ class Receiver:
         self._proof: EngineProof | None = None
         """Proof of the open session; None if the session has none."""
         self._lease: Lease | None = None
+        self._neighbours: list[NeighbourBuckets] = []
         self._spent: dict[str, float] = {}
 
     @property
@@ -96,6 +99,8 @@ class Receiver:
         try:
             opening = self._accept(conversation)
             tables = self._tables(conversation, opening)
+            if tables.neighbours:
+                self._meet_neighbours(conversation, tables)
             self._open_inbox().connect(conversation.peer_failure)
             self.progress.receiving()
             self._proof = self._proof_of(tables, consumer.manifest) if session.full else None
@@ -130,6 +135,7 @@ class Receiver:
     def release(self) -> None:
         """Unmap buffers and leased memory; their owner may free them after it returns."""
         self._end_lease()
+        self._leave_neighbours()
         inbox, self._inbox = self._inbox, None
         if inbox is not None:
             inbox.close()
@@ -163,7 +169,8 @@ class Receiver:
         session = conversation.session
         key = (session.digest, opening.tables_digest)
         tables = self._known_tables.get(key)
-        conversation.send(m.Opened(session_id=session.session_id, wants_tables=tables is None))
+        buckets, wants = self._open_inbox().share(session.session_id), tables is None
+        conversation.send(m.Opened(session_id=session.session_id, wants_tables=wants, buckets=buckets))
         if tables is None:
             message = conversation.next("the plan's tables")
             if not isinstance(message, m.PlanTables):
@@ -191,8 +198,10 @@ class Receiver:
                 received = torch.empty(0, dtype=torch.uint8, device=self._device)
             else:
                 received = self._window(conversation, tables.windows[expected].bucket_bytes, expected)
+            arrays = self._neighbours_arrays(conversation, expected) if tables.neighbours else []
             mark = time.monotonic()
-            consumer.apply(expected, sources, received)
+            consumer.apply(expected, [*sources, *arrays], received)
+            arrays.clear()
             memory.synchronize(self._device)
             self._spent["load"] += time.monotonic() - mark
             conversation.send(m.Done(session_id=conversation.session.session_id, index=expected))
@@ -215,6 +224,37 @@ class Receiver:
         received = self._bytes(conversation, message.buffer, size, message.messages)
         self._spent["copy"] += time.monotonic() - mark
         return received
+
+    def _meet_neighbours(self, conversation: SessionConversation, tables: Tables) -> None:
+        """Open the buckets of other engine ranks, or keep those of an earlier session."""
+        message = conversation.next("the neighbours' buckets")
+        if not isinstance(message, m.Neighbours) or len(message.buckets) != len(tables.neighbours):
+            raise WeightSyncError(f"{conversation.session}: expected the neighbours, got {message!r:.200}")
+        kept = len(self._neighbours) == len(message.buckets) and all(
+            opened.is_for(described)
+            for opened, described in zip(self._neighbours, message.buckets, strict=True)
+        )
+        if not kept:
+            self._leave_neighbours()
+            for described in message.buckets:
+                self._neighbours.append(NeighbourBuckets(described))
+
+    def _neighbours_arrays(self, conversation: SessionConversation, window: int) -> list[torch.Tensor]:
+        """Wait for a window's bytes in the neighbours' buckets; return these as arrays by wire dtype."""
+        mark, session_id = time.monotonic(), conversation.session.session_id
+        arrays: list[torch.Tensor] = []
+        for neighbour in self._neighbours:
+            bucket = neighbour.bucket(
+                session_id, window, deadline_seconds=self.deadline_seconds, lost=conversation.peer_failure
+            )
+            arrays += wire_arrays(bucket)
+        self._spent["copy"] += time.monotonic() - mark
+        return arrays
+
+    def _leave_neighbours(self) -> None:
+        neighbours, self._neighbours = self._neighbours, []
+        for neighbour in neighbours:
+            neighbour.close()
 
     def _end_lease(self) -> None:
         lease, self._lease = self._lease, None

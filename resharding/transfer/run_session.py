@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ def run_session(
     proof: TrainerProof,
     *,
     mesh: TrainerMesh | None = None,
+    reads_buckets: bool = False,
 ) -> dict[str, float]:
     """Send one session; every rank of the group calls it. All ranks return after the commit, or all raise.
 
@@ -64,13 +65,16 @@ def run_session(
         proof: this rank's; it covers the receivers of `feeds`. In a session with a proof, all ranks compute
             it together after everything was sent, while the parameters cannot change.
         mesh: needed also by a rank that feeds no engine rank.
+        reads_buckets: some engine ranks read the receive buckets of others; equal on all ranks.
 
     Returns:
         By metric name: seconds of this rank, of its slowest receiver, and bytes of this slot.
     """
     flat, senders = [tensor.reshape(-1) for tensor in tensors], [feed.sender for feed in feeds]
     try:
-        ranks.run_on_all(lambda: _open(session, feeds, at_once=lane is None))
+        buckets = ranks.run_on_all(lambda: _open(session, feeds, at_once=lane is None))
+        if reads_buckets:
+            _introduce(feeds, {r: b for of_rank in ranks.all_gather(buckets) for r, b in of_rank.items()})
         if lane is not None:
             ranks.run_on_all(lambda: _connect(senders, session, mesh))
         started, packing = time.monotonic(), 0.0
@@ -102,14 +106,20 @@ def run_session(
     }
 
 
-def _open(session: Session, feeds: Sequence[ReceiverFeed], at_once: bool) -> None:
-    """Announce the session to all receivers, then wait for each.
+def _open(session: Session, feeds: Sequence[ReceiverFeed], at_once: bool) -> dict[int, list[dict[str, Any]]]:
+    """Announce the session to all receivers, then wait for each; return their buckets' descriptions.
 
     If a receiver is gone, the others learn that the session ended instead of waiting for it to open."""
     for feed in feeds:
         feed.sender.announce(session, feed.tables, lease=feed.lease, at_once=at_once)
+    return {feed.receiver: feed.sender.accepted(feed.tables) for feed in feeds}
+
+
+def _introduce(feeds: Sequence[ReceiverFeed], buckets: Mapping[int, list[dict[str, Any]]]) -> None:
+    """Describe to the receivers the buckets that they read."""
     for feed in feeds:
-        feed.sender.accepted(feed.tables)
+        if feed.tables.neighbours:
+            feed.sender.introduce([buckets[receiver] for receiver in feed.tables.neighbours])
 
 
 def _connect(senders: Sequence[WeightSender], session: Session, mesh: TrainerMesh | None) -> None:

@@ -57,6 +57,8 @@ class Tables:
     windows: tuple[EngineWindow, ...]
     cells: tuple[Cell, ...] = ()
     """Cells that the copies write, cut as the proof needs them."""
+    neighbours: tuple[int, ...] = ()
+    """Engine ranks whose receive buckets the local copies read, after all sources (`SlotPart`)."""
 
     def lent_bytes(self, first_source: int) -> int:
         """Return the bytes, in the engine's dtypes, that come from leased tensors from `first_source` on."""
@@ -96,6 +98,7 @@ class Tables:
                 for w in self.windows
             ],
             "cells": [[c.tensor, list(c.start), list(c.shape)] for c in self.cells],
+            "neighbours": list(self.neighbours),
         }
 
     @classmethod
@@ -111,6 +114,7 @@ class Tables:
                     for local, unpack, opens, closes, bucket_bytes in data["windows"]
                 ),
                 tuple(Cell(name, tuple(start), tuple(shape)) for name, start, shape in data["cells"]),
+                tuple(data["neighbours"]),
             )
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise WeightSyncError(f"malformed plan tables: {error!r}") from error
@@ -118,7 +122,7 @@ class Tables:
     @functools.cached_property
     def digest(self) -> str:
         """sha256 of all tables."""
-        plain = (self.sources, self.targets, self.modules, self.cells)
+        plain = (self.sources, self.targets, self.modules, self.cells, self.neighbours)
         state = hashlib.sha256(repr(plain).encode())
         for window in self.windows:
             state.update(window.local.tobytes() + b"|" + window.unpack.tobytes())
@@ -136,9 +140,10 @@ class Tables:
                 raise WeightSyncError(
                     f"leased tensor {number} ({source}) leaves the leased buffers {list(lease_bytes)}"
                 )
-        lengths = np.array([s.num_elements for s in self.sources], np.int64)
-        capacities = np.array([math.prod(t.shape) for t in self.targets], np.int64)
         wires = np.array([DTYPE_BYTES[d] for d in WIRE_DTYPES], np.int64)
+        lengths = np.array([s.num_elements for s in self.sources], np.int64)
+        lengths = np.concatenate([lengths, np.tile(bucket_bytes // wires, len(self.neighbours))])
+        capacities = np.array([math.prod(t.shape) for t in self.targets], np.int64)
         for number, window in enumerate(self.windows):
             if not 0 <= window.bucket_bytes <= bucket_bytes:
                 raise WeightSyncError(
@@ -165,6 +170,7 @@ def tables_of(part: SlotPart, leased: Sequence[LeasedTensor], cells: Sequence[Ce
         part.modules,
         part.windows,
         tuple(cells),
+        part.neighbours,
     )
 
 

@@ -18,6 +18,7 @@ from mrl.resharding.wire.meeting import Meeting
 from mrl.resharding.wire.mesh import Mesh, Outgoing
 from mrl.resharding.wire.messages import BucketMessage
 from mrl.resharding.wire.nixl_mesh import NixlMesh
+from mrl.resharding.wire.shared_buckets import SharedBuckets
 
 Joined = Mesh | NixlMesh
 """One rank among all ranks of a weight sync."""
@@ -146,7 +147,11 @@ class MeshInbox:
         self._device, self._seconds = device, deadline_seconds
         self.num_bytes = self._description["num_bytes"]
         self._mesh: Joined | None = None
-        self._buckets = [torch.empty(self.num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._shared = SharedBuckets(self.num_bytes) if device.type == "cpu" else None
+        """Buckets that the node's other engine ranks may read; None on GPUs."""
+        self._own: list[torch.Tensor] = []
+        if self._shared is None:
+            self._own = [torch.empty(self.num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
 
     def is_for(self, descriptions: Sequence[dict[str, Any]]) -> bool:
         return self._mesh is not None and list(descriptions) == [self._description]
@@ -164,6 +169,13 @@ class MeshInbox:
             buckets=self._buckets,
         )
 
+    def share(self, session_id: str) -> list[dict[str, Any]]:
+        """Begin to count a session's windows; describe the buckets to other engine ranks of the node."""
+        if self._shared is None:
+            return []
+        self._shared.begin(session_id)
+        return self._shared.export()
+
     def take(
         self, which: int, num_bytes: int, parcels: Sequence[BucketMessage] | None = None
     ) -> torch.Tensor:
@@ -175,7 +187,13 @@ class MeshInbox:
         digests = self._mesh.receive(expected)
         for (rank, data), sent in zip(expected, digests, strict=True):
             require_digest(data, sent, rank)
+        if self._shared is not None:
+            self._shared.arrived()
         return bucket
+
+    @property
+    def _buckets(self) -> list[torch.Tensor]:
+        return self._own if self._shared is None else self._shared.buffers
 
     def drop(self) -> None:
         mesh, self._mesh = self._mesh, None
@@ -184,4 +202,7 @@ class MeshInbox:
 
     def close(self) -> None:
         self.drop()
-        self._buckets = []
+        self._own = []
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.close()

@@ -2,8 +2,9 @@
 
 sender                                   receiver
 Open (session, buffers)            ->
-                                   <-    Opened (tables wanted?) | Failed
+                                   <-    Opened (tables wanted? own buckets) | Failed
 PlanTables                         ->    (only when wanted)
+Neighbours                         ->    (only when it reads their buckets)
 WindowFilled (buffer, digests) ... ->
                                    <-    Done (the buffer is free again) | Failed
 SessionEnd (totals, proof)         ->
@@ -52,12 +53,20 @@ class Open(Message):
 class Opened(Message):
     kind: Literal["opened"] = "opened"
     wants_tables: bool
+    buckets: list[dict[str, Any]] = []
+    """The receive buckets, for other engine ranks of the node; empty if they cannot be shared."""
 
 
 class PlanTables(Message):
     kind: Literal["tables"] = "tables"
     tables: dict[str, Any]
     """`Tables.encode`."""
+
+
+class Neighbours(Message):
+    kind: Literal["neighbours"] = "neighbours"
+    buckets: list[list[dict[str, Any]]]
+    """`Opened.buckets` of the tables' neighbours, in their order."""
 
 
 class BucketMessage(BaseModel):
@@ -129,6 +138,7 @@ AnyMessage = Annotated[
     Open
     | Opened
     | PlanTables
+    | Neighbours
     | WindowFilled
     | Done
     | SessionEnd

@@ -60,6 +60,10 @@ class SlotInbox:
     def connect(self, lost: Lost) -> None:
         """Do nothing: the memory is open."""
 
+    def share(self, session_id: str) -> list[dict[str, Any]]:
+        """Describe nothing: other engine ranks read the trainers' memory instead."""
+        return []
+
     def take(
         self, which: int, num_bytes: int, parcels: Sequence[BucketMessage] | None = None
     ) -> torch.Tensor:

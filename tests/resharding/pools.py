@@ -56,13 +56,15 @@ class Broken(StorageConsumer):
         super().apply(index, sources, bucket)
 
 
-def one_process(rank: int, size: int, port: int, layout: Layout, transport: str, script: Script) -> Any:
-    """Run a process of `run_ranks`: trainer ranks first, then receivers."""
+def one_process(
+    rank: int, size: int, port: int, layout: Layout, transport: str, script: Script, together: bool = False
+) -> Any:
+    """Run a process of `run_ranks`: trainer ranks first, then receivers, with `together` on one node."""
     trainers = layout.world_size
     with store_of(rank, trainers, port) as store:
         if rank < trainers:
             sync = SYNC.model_copy(update={"transport": transport})
-            end = train(rank, layout, sync, script, size - trainers, store, port)
+            end = train(rank, layout, sync, script, size - trainers, store, port, together)
         else:
             end = generate(rank - trainers, size - trainers, transport, script, store)
         meet(store, size, "sent")
@@ -84,12 +86,15 @@ def train(
     receivers: int,
     store: dist.TCPStore,
     port: int,
+    together: bool,
 ) -> Any:
     """Run a trainer rank; return (sessions' figures, errors of failed sessions, the plan's summary)."""
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
     addresses = [store.get(f"address{r}").decode() for r in range(receivers)]
     slots = range(layout.world_size + receivers)
     nodes = [0 if sync.transport == "auto" else slot for slot in slots]  # of one node: memory can be shared
+    if together:
+        nodes[layout.world_size :] = [layout.world_size] * receivers
     topology = Topology.separate_pools(nodes, num_trainers=layout.world_size)
     by_boxes = engine_manifests.engine_rank_manifests(TINY, Layout(tp=receivers))
     names = [tensor.name for tensor in trainer.checkpoint]

@@ -12,7 +12,7 @@ from mrl.errors import WeightSyncError
 from mrl.resharding.planner.copy_table import target_sizes
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.planner.slot_plan import SlotPart
-from mrl.resharding.transfer.copies import run_copies
+from mrl.resharding.transfer.copies import run_copies, wire_arrays
 from tests.resharding.worlds import poisoned
 
 Storages = Sequence[Sequence[torch.Tensor]]
@@ -29,11 +29,14 @@ def execute(plan: Plan, storages: Storages) -> list[dict[str, torch.Tensor]]:
         for part in parts:
             held = [] if part.trainer_rank is None else sources[part.trainer_rank]
             run_copies(part.windows[window].pack, held, sent[part.slot])
+        arrived = {part.slot: received(part, window, sent, parts) for part in parts}
         for part in parts:
             step = part.windows[window]
             lent = [tensor for rank in part.lenders for tensor in sources[rank]]
+            for rank in part.neighbours:
+                lent += wire_arrays(arrived[plan.topology.engine_slots[rank]])
             run_copies(step.local, lent, targets[part.slot])
-            run_copies(step.unpack, received(part, window, sent, parts), targets[part.slot])
+            run_copies(step.unpack, arrived[part.slot], targets[part.slot])
     return [
         {t.name: flat.view(t.shape) for t, flat in zip(parts[s].engine_tensors, targets[s], strict=True)}
         for s in plan.topology.engine_slots

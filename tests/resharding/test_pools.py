@@ -54,6 +54,22 @@ ONE_IS_REPLACED = (
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("transport", ["distributed", "nixl"])
+def test_one_copy_crosses_into_a_node_and_its_other_engine_ranks_read_it_there(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sync around a broken session, without a receiver, and with the one that replaces it."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    results = run_ranks(one_process, 4, Layout(dp=2), transport, ONE_IS_REPLACED, True, seconds=240)
+    summary = results[0][2]
+    assert summary["bytes_intra_node"] > 0
+    assert summary["bytes_intra_node"] + summary["bytes_inter_node"] == summary["bytes_needed"]
+    for figures, errors, _ in results[:2]:
+        assert len(figures) == 7 and errors.keys() == {1} and "broken on purpose" in errors[1]
+    assert [versions for versions, _ in results[2:]] == [[0, 0, 1, 2, 3, 4, 5], [0, 0, 3, 4, 4, 5]]
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("layout", "transport"),
     [

@@ -128,7 +128,12 @@ def _world(rng: random.Random, hf: dict) -> World:
         bucket_bytes=rng.choice([1500, 8192, 1 << 20]), interleave_stages=rng.random() < 0.5
     )
     topology = random_topology(rng, len(held), len(needed))
-    options = dataclasses.replace(options, read_neighbours=rng.random() < 0.5)
+    options = dataclasses.replace(
+        options,
+        read_neighbours=rng.random() < 0.5,
+        read_buckets=rng.random() < 0.5,
+        cut_bytes=rng.choice([0, 64, 1 << 20]),
+    )
     return World(hf, train, rollout, held, needed, topology, options)
 
 
