@@ -178,6 +178,8 @@ def expert_warnings(estimate: Estimate) -> list[str]:
 def traffic_warnings(estimate: Estimate) -> list[str]:
     """Return a warning if too many bytes leave their rail."""
     share = estimate.traffic.off_rail / max(1, sum(estimate.traffic.network_in))
+    if estimate.config.launch.engine_slots:  # between pools, equal loads matter more than rails
+        return []
     if share < SMALL_OFF_RAIL:
         return []
     return [

@@ -221,6 +221,7 @@ class Estimate:
             self.layout,
             gpus_per_node=self.hardware.gpus_per_node,
             own_slots=self.config.launch.engine_slots,
+            read_buckets=self.hardware.kind == "cpu",
         )
 
     @cached_property

@@ -77,3 +77,10 @@ def load_hardware(name: str | Path) -> Hardware:
         return Hardware.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (yaml.YAMLError, ValidationError) as error:
         raise ConfigError(f"{path} does not describe hardware: {error}") from error
+
+
+def with_network(hardware: Hardware, gbit_per_second: float) -> Hardware:
+    """Return the hardware with another link between nodes; raise ConfigError unless its rate is positive."""
+    if not gbit_per_second > 0:
+        raise ConfigError(f"--network-gbit {gbit_per_second} must be above 0")
+    return hardware.model_copy(update={"network_bytes_per_second": gbit_per_second * 1e9 / 8})

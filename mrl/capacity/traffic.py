@@ -1,11 +1,11 @@
 """Compute the bytes that one weight sync moves over each kind of link, by closed formulas over the name
 tables.
 
-Engine rank r shares the slot of trainer rank r, or has its own slot after the trainer's. Every byte that an
-engine rank needs comes once from the nearest rank that has it: its own slot, its node, its rail (the same
-place in another node), anywhere. The formulas equal the resharding planner's bytes (tested) in a fraction of
-its time; if query groups are cut (layout.tp above the number of key and value heads), the planner itself is
-used.
+Engine rank r shares the slot of trainer rank r. Every byte that an engine rank needs comes once from the
+nearest rank that has it: its own slot, its node, its rail (the same place in another node), anywhere. The
+formulas equal the resharding planner's bytes (tested) in a fraction of its time. The planner itself is used
+if engines have their own slots (after the trainer's), or if query groups are cut (layout.tp above the number
+of key and value heads).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mrl.models.layout import Layout, chunk_layers
 from mrl.models.tensors import ParameterRows
 from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
 from mrl.resharding.planner.manifest import DTYPE_BYTES
-from mrl.resharding.planner.plan import Plan, build_plan
+from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 
 
@@ -96,13 +96,30 @@ class _Holders:
 
 
 def traffic(
-    facts: ModelSize, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int, own_slots: int = 0
+    facts: ModelSize,
+    rollout: RolloutSection,
+    layout: Layout,
+    *,
+    gpus_per_node: int,
+    own_slots: int = 0,
+    read_buckets: bool = False,
 ) -> Traffic:
-    """Return the bytes of one full weight sync in the engine's dtype; `own_slots`: slots for engines only."""
-    if not facts.latent_attention and layout.tp > facts.kv_heads:
-        return planned_traffic(facts, rollout, layout, gpus_per_node=gpus_per_node, own_slots=own_slots)
-    world = layout.world_size
-    first, last = (world, world + own_slots) if own_slots else (0, world)
+    """Return the bytes of one full weight sync in the engine's dtype.
+
+    Args:
+        own_slots: slots for engines only; 0 if they share the trainer's.
+        read_buckets: see `PlanOptions`.
+    """
+    if own_slots or (not facts.latent_attention and layout.tp > facts.kv_heads):
+        return planned_traffic(
+            facts,
+            rollout,
+            layout,
+            gpus_per_node=gpus_per_node,
+            own_slots=own_slots,
+            read_buckets=read_buckets,
+        )
+    last = layout.world_size
     holders = _Holders(layout, gpus_per_node)
     columns = {
         name: [0] * last for name in ("need", "local", "node_in", "network_in", "node_out", "network_out")
@@ -110,9 +127,9 @@ def traffic(
     off_rail = 0
     stages = [_stage_bytes(facts, rollout, layout, stage) for stage in range(layout.pp)]
     demands = [list(_demands(facts, rollout, layout, stages, index)) for index in range(rollout.ranks)]
-    for rank, slot in enumerate(range(first, last)):
-        for demand in demands[rank % rollout.ranks]:
-            source = holders.nearest(slot, demand, turn=rank // rollout.ranks)
+    for slot in range(last):
+        for demand in demands[slot % rollout.ranks]:
+            source = holders.nearest(slot, demand, turn=slot // rollout.ranks)
             columns["need"][slot] += demand.num_bytes
             if source == slot:
                 columns["local"][slot] += demand.num_bytes
@@ -126,7 +143,13 @@ def traffic(
 
 
 def planned_traffic(
-    facts: ModelSize, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int, own_slots: int = 0
+    facts: ModelSize,
+    rollout: RolloutSection,
+    layout: Layout,
+    *,
+    gpus_per_node: int,
+    own_slots: int = 0,
+    read_buckets: bool = False,
 ) -> Traffic:
     """Return the same bytes from the plan itself: exact for every layout, slow for hundreds of slots."""
     world = layout.world_size
@@ -139,6 +162,7 @@ def planned_traffic(
         trainer_manifests.trainer_rank_manifests(facts.hf, layout, dtype=rollout.dtype),
         quantised.manifests(wide, rollout.quantization),
         apart if own_slots else shared,
+        PlanOptions(read_buckets=read_buckets),
     )
     local, node_in, network_in, node_out, network_out = (list(map(int, row)) for row in plan.traffic)
     return Traffic(

@@ -269,15 +269,22 @@ def _plan_command(commands) -> None:
         help="name in configs/hardware, or a file; default: on a machine without GPUs, this machine; "
         "on one with GPUs, 8x80gb, whatever its GPUs are",
     )
+    plan.add_argument(
+        "--network-gbit",
+        type=float,
+        help="link of each slot to other nodes, in Gbit/s, instead of the hardware's",
+    )
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from mrl.capacity.hardware import load_hardware
+    from mrl.capacity.hardware import load_hardware, with_network
     from mrl.capacity.report import capacity_report
     from mrl.launch.commands.this_machine import hardware_here
 
     config = command_config(options)
     hardware = load_hardware(options.hardware) if options.hardware else hardware_here(config)
+    if options.network_gbit is not None:
+        hardware = with_network(hardware, options.network_gbit)
     report = capacity_report(config, hardware)
     return print_result(report.table()) or int(not report.fits)
 

@@ -78,27 +78,30 @@ def test_bytes_of_engines_with_dp_ranks_are_the_planners(hf: dict, layout: Layou
         ModelSize(hf, "test"),
         RolloutSection(dtype="bfloat16", dp=dp, tp=tp, expert_parallel=True),
     )
-    for own_slots in (0, 3 * dp * tp):
-        result = check(facts, rollout, layout, own_slots=own_slots)
-        engine = engine_manifests.engine_rank_manifests(
-            hf, Layout(tp=tp, dp=dp, ep=dp * tp), dtype=rollout.dtype
-        )
-        need = [manifest.num_bytes for manifest in engine]
-        first = layout.world_size if own_slots else 0
-        assert result.need[first:] == need * (len(result.need[first:]) // len(need))
+    result = check(facts, rollout, layout)
+    engine = engine_manifests.engine_rank_manifests(hf, Layout(tp=tp, dp=dp, ep=dp * tp), dtype=rollout.dtype)
+    need = [manifest.num_bytes for manifest in engine]
+    assert result.need == need * (len(result.need) // len(need))
 
 
-@pytest.mark.parametrize(("layout", "tp", "experts_whole"), LAYOUTS)
-@pytest.mark.parametrize("engines", [1, 3])
-def test_bytes_between_pools_are_the_planners(layout, tp, experts_whole, engines) -> None:
-    rollout = RolloutSection(dtype="bfloat16", tp=tp, expert_parallel=experts_whole)
-    result = check(ModelSize(QWEN, "test"), rollout, layout, own_slots=engines * tp)
-    assert sum(result.local) == 0 and result.need[: layout.world_size] == [0] * layout.world_size
+@pytest.mark.parametrize("read_buckets", [False, True])
+def test_pools_load_their_links_alike(read_buckets: bool) -> None:
+    """Four trainer ranks with all weights and eight engine ranks that need all of them, on two nodes."""
+    hf = QWEN | WIDE | {"hidden_size": 1024}
+    facts, rollout = ModelSize(hf, "test"), RolloutSection(dtype="bfloat16", tp=1)
+    moved = traffic(facts, rollout, Layout(dp=4), gpus_per_node=4, own_slots=8, read_buckets=read_buckets)
+    weights = moved.need[4]
+    assert moved.need[4:] == [weights] * 8 and sum(moved.local) == 0
+    copies = 2 if read_buckets else 8
+    assert sum(moved.network_in) == sum(moved.network_out) == copies * weights
+    assert sum(moved.node_in) == sum(moved.node_out) == (8 - copies) * weights
+    assert max(moved.network_out) < 1.01 * copies * weights / 4
+    assert max(moved.network_in) < 1.01 * copies * weights / 8
 
 
-def check(facts: ModelSize, rollout: RolloutSection, layout: Layout, own_slots: int = 0) -> Traffic:
-    closed = traffic(facts, rollout, layout, gpus_per_node=4, own_slots=own_slots)
-    planned = planned_traffic(facts, rollout, layout, gpus_per_node=4, own_slots=own_slots)
+def check(facts: ModelSize, rollout: RolloutSection, layout: Layout) -> Traffic:
+    closed = traffic(facts, rollout, layout, gpus_per_node=4)
+    planned = planned_traffic(facts, rollout, layout, gpus_per_node=4)
     assert closed.need == planned.need
     assert closed.local == planned.local
     assert closed.node_in == planned.node_in
