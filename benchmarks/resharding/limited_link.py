@@ -79,9 +79,13 @@ def _make(gbit: float) -> None:
         for interface in ("lo", INTERFACE):
             _ip("-n", name, "link", "set", interface, "up")
         _ip("-n", name, "route", "add", "default", "dev", INTERFACE)  # programs find their address by it
-        burst = max(int(gbit * 1e9 / 8 / _TICKS), 128 << 10)
-        limit = f"tbf rate {gbit}gbit burst {burst} latency 50ms"
-        _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *limit.split())
+        run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *token_bucket(gbit).split())
+
+
+def token_bucket(gbit: float) -> str:
+    """Return the words for `tc` that limit an interface to a rate."""
+    burst = max(int(gbit * 1e9 / 8 / _TICKS), 128 << 10)
+    return f"tbf rate {gbit}gbit burst {burst} latency 50ms"
 
 
 def _start(node: int, slots: int, bench: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -100,10 +104,11 @@ def _remove() -> None:
 
 
 def _ip(*words: str) -> None:
-    _run("ip", *words)
+    run("ip", *words)
 
 
-def _run(*words: str) -> None:
+def run(*words: str) -> None:
+    """Run a command of iproute2; raise ConfigError with its message if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode:
         raise ConfigError(f"{' '.join(words)}: {done.stderr.strip()} (it needs root, veth and sch_tbf)")
