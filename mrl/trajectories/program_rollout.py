@@ -24,6 +24,7 @@ from mrl.trajectories.trajectory import ENGINE, ENVIRONMENT, IN_LINE, Trajectory
 
 _OWN_FAULTS = (EnvironmentFault.RAISED, EnvironmentFault.EXITED)
 """How a program fails that does not expect a refusal, or a turn that is cut."""
+_MAX_REASON = 600
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def _end(session: ModelSession, answer: EnvironmentResult) -> tuple[EndedBy, str
         return answer.ended_by, answer.reason
     if not session.conversations.turns:
         return EndedBy.ENV_CRASHED, "the program ended without a request to the model"
-    return EndedBy.ENV_DONE, ""
+    return EndedBy.ENV_DONE, str(answer.info.get("reason", ""))[:_MAX_REASON]
 
 
 def _rewarded(sample: Sample, answer: EnvironmentResult) -> Sample:

@@ -37,7 +37,7 @@ def run_as_plain_user(programs: Sequence[str], limits: Mapping[str, Any]) -> lis
     return json.loads(done.stdout)
 
 
-def printed(boundary: sandbox.Sandbox, program: str, rules: CodeRules) -> str:
+def printed(boundary: sandbox.CodeSandbox, program: str, rules: CodeRules) -> str:
     try:
         with CandidateProcess(boundary, rules, Allowance.of(rules.seconds)) as session:
             return session.run_as_main(program, "").decode()

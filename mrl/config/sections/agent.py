@@ -7,7 +7,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from mrl.config.sections.programs import ProgramSection
 from mrl.section import Section
+
+_COMMANDS = "mrl.agents.envs.command_program:CommandProgram"
+"""Environment of programs that are commands."""
 
 
 class EnvironmentSection(Section):
@@ -20,6 +24,17 @@ class EnvironmentSection(Section):
     python: str | None = None
     """Run it by the Python of another virtual environment (path), whose packages come before mrl's, and which
     has the same minor version; null: by the Python of mrl."""
+    program: ProgramSection | None = None
+    """Run a command in a sandbox, with the policy as its model, instead of an environment's class."""
+
+    def faults(self) -> Iterator[str]:
+        if self.program is not None and (self.environment is not None or self.options or self.python):
+            yield "agent.program replaces agent.environment, agent.options and agent.python; remove them"
+
+    @property
+    def name(self) -> str | None:
+        """Name of the environment or program; None if there is none."""
+        return self.environment if self.program is None else "program"
 
 
 class AgentSection(EnvironmentSection):
@@ -50,14 +65,24 @@ class AgentSection(EnvironmentSection):
     """Keep at most this many environments open for training, and as many per validation; other samples wait
     in prompt order. Null sets no limit."""
     memory_mib: int = Field(default=2048, ge=64)
-    """Limit the private memory (MiB) of each environment process, and of each process that it starts."""
+    """Limit the private memory (MiB) of each environment process, and of each process that it starts; a
+    cgroup, where there is one, limits all processes of a program's sandbox together."""
 
     def faults(self) -> Iterator[str]:
-        if all(section.environment is None for section in (self, *self.domains.values())):
+        yield from super().faults()
+        sections = (self, *self.domains.values())
+        if all(section.name is None for section in sections):
             yield (
-                "the section agent names no environment; set agent.environment or agent.domains, or remove "
-                "the section"
+                "the section agent names no environment; set agent.environment, agent.program or "
+                "agent.domains, or remove the section"
             )
+        for program in (section.program for section in sections if section.program is not None):
+            if program.least_seconds > self.run_seconds:
+                yield (
+                    f"agent.run_seconds = {self.run_seconds:g} is less than a program's seconds, its grade's "
+                    f"and their sandboxes' boot_seconds together ({program.least_seconds:g}); set it higher, "
+                    "or those lower"
+                )
 
     def environment_of(self, domain: str) -> EnvironmentSection:
         """Return the environment section of a domain's rows."""
@@ -66,17 +91,24 @@ class AgentSection(EnvironmentSection):
     def key_of(self, domain: str) -> str | None:
         """Return the name of the environment of a domain's rows; None if they have none."""
         section = self.environment_of(domain)
-        if section.environment is None:
+        if section.name is None:
             return None
-        return section.environment if section is self else f"{section.environment} of {domain}"
+        return section.name if section is self else f"{section.name} of {domain}"
 
     def environments(self) -> dict[str, EnvironmentSection]:
         """Return every environment section by its name."""
         by_name: dict[str, EnvironmentSection] = {}
-        if self.environment is not None:
-            by_name[self.environment] = self
+        if self.name is not None:
+            by_name[self.name] = self._as_class(self)
         return by_name | {
-            key: section
+            key: self._as_class(section)
             for domain, section in self.domains.items()
             if (key := self.key_of(domain)) is not None
         }
+
+    def _as_class(self, section: EnvironmentSection) -> EnvironmentSection:
+        """Return a program's section with the class that runs it."""
+        if section.program is None:
+            return section
+        options = section.program.model_dump(mode="json") | {"memory_mib": self.memory_mib}
+        return EnvironmentSection(environment=_COMMANDS, options=options)

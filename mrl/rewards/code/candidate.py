@@ -21,7 +21,7 @@ from mrl.processes.framing import BadReply, FrameBuffer, frame, parse_reply
 from mrl.processes.own_time import Allowance, OwnTimeClock
 from mrl.rewards.code.code_rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
-from mrl.rewards.code.sandbox import Sandbox, SandboxRun
+from mrl.rewards.code.sandbox import CodeSandbox, SandboxRun
 
 _READY_SECONDS = 30.0
 _LAST_SECONDS = 2.0
@@ -33,7 +33,7 @@ _SIGSYS_STATUS = 128 + 31
 class CandidateProcess:
     """Sandboxed process that runs a program. Use it as a context manager."""
 
-    def __init__(self, boundary: Sandbox, rules: CodeRules, allowance: Allowance) -> None:
+    def __init__(self, boundary: CodeSandbox, rules: CodeRules, allowance: Allowance) -> None:
         """Start the sandbox. The end of the `with` block subtracts the used own time from the allowance."""
         self._boundary = boundary
         self._rules = rules

@@ -9,7 +9,7 @@ from mrl.processes.own_time import Allowance
 from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.code_rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.outcome import Outcome
-from mrl.rewards.code.sandbox import Sandbox
+from mrl.rewards.code.sandbox import CodeSandbox
 
 _ERROR_BYTES, _BYTES_A_CHARACTER = 24_000, 12
 """Largest JSON size of a traceback and of a character in a reply."""
@@ -31,7 +31,7 @@ class Cells(CandidateProcess):
     """Sandboxed interpreter, a context manager. No cell runs after CandidateEnded; all stops between
     cells."""
 
-    def __init__(self, boundary: Sandbox, rules: CodeRules) -> None:
+    def __init__(self, boundary: CodeSandbox, rules: CodeRules) -> None:
         """`rules.seconds` and `rules.cpu_seconds` apply to one cell."""
         super().__init__(boundary, rules, Allowance.of(rules.seconds))
 

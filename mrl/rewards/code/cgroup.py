@@ -11,6 +11,7 @@ from pathlib import Path
 _ROOT = Path("/sys/fs/cgroup")
 _NUMBERS = itertools.count()
 _TCP_BYTES = 8 * 2**20
+_PERIOD_MICROSECONDS = 100_000
 
 
 class Cgroup:
@@ -48,12 +49,12 @@ class Cgroup:
         _remove(self.folders, deadline_seconds)
 
 
-def make_cgroup(*, memory_bytes: int, processes: int) -> Cgroup | None:
+def make_cgroup(*, memory_bytes: int, processes: int, cpus: float = 1.0) -> Cgroup | None:
     """Return a run's limits, or None if this process may not create a cgroup."""
     name = f"mrl-{os.getpid()}-{next(_NUMBERS)}"
     created: list[Path] = []
     try:
-        for parent, settings in _settings(memory_bytes, processes):
+        for parent, settings in _settings(memory_bytes, processes, cpus):
             folder = parent.resolve() / name
             if folder not in created:  # controllers may share a hierarchy
                 folder.mkdir()
@@ -74,7 +75,7 @@ def make_cgroup(*, memory_bytes: int, processes: int) -> Cgroup | None:
 
 def kill_owned_by(owner: int, *, deadline_seconds: float = 0.5) -> None:
     """Kill the processes in a dead owner's groups and remove these; `remove_empty_cgroups` gets the rest."""
-    folders = [folder for parent, _ in _settings(0, 0) for folder in parent.glob(f"mrl-{owner}-*")]
+    folders = [folder for parent, _ in _settings() for folder in parent.glob(f"mrl-{owner}-*")]
     if folders and not Path(f"/proc/{owner}").exists():
         with contextlib.suppress(OSError):
             _remove(folders, deadline_seconds)
@@ -98,7 +99,7 @@ def _remove(folders: list[Path], deadline_seconds: float) -> None:
 
 def remove_empty_cgroups() -> None:
     """Remove the empty groups of our killed processes."""
-    for parent, _ in _settings(0, 0):
+    for parent, _ in _settings():
         for folder in parent.glob("mrl-*-*"):
             owner = folder.name.split("-")[1]
             if owner.isdigit() and not Path(f"/proc/{owner}").exists():
@@ -106,15 +107,17 @@ def remove_empty_cgroups() -> None:
                     folder.rmdir()
 
 
-def _settings(memory_bytes: int, processes: int) -> list[tuple[Path, list[tuple[str, str, bool]]]]:
-    groups = _own_groups()
+def _settings(
+    memory_bytes: int = 0, processes: int = 0, cpus: float = 1.0
+) -> list[tuple[Path, list[tuple[str, str, bool]]]]:
+    groups, quota = _own_groups(), int(cpus * _PERIOD_MICROSECONDS)
     if (_ROOT / "cgroup.controllers").exists():
         parent = _ROOT / groups.get("", "").lstrip("/")
         files = [
             ("memory.max", str(memory_bytes), True),
             ("memory.swap.max", "0", False),
             ("pids.max", str(processes), True),
-            ("cpu.max", "100000 100000", False),
+            ("cpu.max", f"{quota} {_PERIOD_MICROSECONDS}", False),
         ]
         return [(parent, files)]
     memory = _ROOT / "memory" / groups.get("memory", "").lstrip("/")
@@ -128,7 +131,7 @@ def _settings(memory_bytes: int, processes: int) -> list[tuple[Path, list[tuple[
             ],
         ),
         (_under("pids", groups), [("pids.max", str(processes), True)]),
-        (_under("cpu", groups), [("cpu.cfs_quota_us", "100000", False)]),
+        (_under("cpu", groups), [("cpu.cfs_quota_us", str(quota), False)]),
         (_under("cpuacct", groups), []),
     ]
 

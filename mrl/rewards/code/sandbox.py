@@ -47,7 +47,7 @@ _PROBLEM_BYTES = 500
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sandbox:
+class CodeSandbox:
     """Sandbox features of this machine; detected once per process."""
 
     bwrap: str
@@ -99,7 +99,7 @@ class Sandbox:
 
 
 @functools.lru_cache(maxsize=1)
-def find_sandbox() -> Sandbox:
+def find_sandbox() -> CodeSandbox:
     """Return the sandbox of this machine; raise RewardError with what is missing if there is none."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
@@ -124,7 +124,7 @@ def find_sandbox() -> Sandbox:
     )
 
 
-def _candidates(bwrap: str, *, has_cgroup: bool) -> list[Sandbox]:
+def _candidates(bwrap: str, *, has_cgroup: bool) -> list[CodeSandbox]:
     own_python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     pythons = [
         own_python,
@@ -135,13 +135,13 @@ def _candidates(bwrap: str, *, has_cgroup: bool) -> list[Sandbox]:
     if os.geteuid() == 0 and has_cgroup:
         users.append((pythons[0], False))
     return [
-        Sandbox(bwrap, python, has_cgroup, own_uid=own_uid, has_scratch=has_scratch)
+        CodeSandbox(bwrap, python, has_cgroup, own_uid=own_uid, has_scratch=has_scratch)
         for has_scratch in (True, False)
         for python, own_uid in users
     ]
 
 
-def _trial(boundary: Sandbox) -> str:
+def _trial(boundary: CodeSandbox) -> str:
     """Return why a boundary does not work, or "" if it does."""
     try:
         run = SandboxRun(boundary, CodeRules())
@@ -160,7 +160,7 @@ def _trial(boundary: Sandbox) -> str:
 class SandboxRun:
     """Process tree inside the boundary; leaving the `with` block ends all of it."""
 
-    def __init__(self, boundary: Sandbox, rules: CodeRules) -> None:
+    def __init__(self, boundary: CodeSandbox, rules: CodeRules) -> None:
         self._cgroup = (
             cgroup.make_cgroup(memory_bytes=rules.memory_mib * _MIB + 32 * _MIB, processes=PROCESSES + 3)
             if boundary.has_cgroup
@@ -290,7 +290,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _preparation(
-    boundary: Sandbox, group: cgroup.Cgroup | None, rules: CodeRules, problem: int
+    boundary: CodeSandbox, group: cgroup.Cgroup | None, rules: CodeRules, problem: int
 ) -> Callable[[], None]:
     """Return what the new process runs before it becomes bubblewrap: join the cgroup, change user, mount. It
     writes its error to the descriptor `problem`, because Popen reports only that one happened."""
@@ -327,22 +327,15 @@ def _preparation(
 
 
 def _command(
-    boundary: Sandbox, rules: CodeRules, requests: int, replies: int, filter_fd: int, runner_fd: int
+    boundary: CodeSandbox, rules: CodeRules, requests: int, replies: int, filter_fd: int, runner_fd: int
 ) -> list[str]:
-    roots = [part for path in _system_folders() for part in ("--ro-bind", path, path)]
-    for name in ("bin", "lib", "lib64", "sbin"):
-        path = Path("/") / name
-        if path.is_symlink():
-            roots += ["--symlink", os.readlink(path), str(path)]
-        elif path.exists():
-            roots += ["--ro-bind", str(path), str(path)]
-    roots += [part for path in _python_files(boundary.python) for part in ("--ro-bind", path, path)]
+    files = _python_files(boundary.python)
     return [
         boundary.bwrap,
         *("--unshare-all", "--new-session", "--die-with-parent", "--clearenv", "--cap-drop", "ALL"),
         *("--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),
-        *roots,
-        *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+        *system_mounts(),
+        *(part for path in files for part in ("--ro-bind", path, path)),
         *("--proc", "/proc", "--dev", "/dev"),
         *_writable(boundary, rules),
         *("--ro-bind-data", str(runner_fd), "/runner.py"),
@@ -352,6 +345,18 @@ def _command(
         *("--seccomp", str(filter_fd)),
         *("--", boundary.python, "-I", "-S", "/runner.py", str(requests), str(replies)),
     ]
+
+
+def system_mounts() -> list[str]:
+    """Return bubblewrap's arguments for this machine's programs and libraries, read-only."""
+    mounts = [part for path in _system_folders() for part in ("--ro-bind", path, path)]
+    for name in ("bin", "lib", "lib64", "sbin"):
+        path = Path("/") / name
+        if path.is_symlink():
+            mounts += ["--symlink", os.readlink(path), str(path)]
+        elif path.exists():
+            mounts += ["--ro-bind", str(path), str(path)]
+    return [*mounts, "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
 
 
 @functools.cache
@@ -379,7 +384,7 @@ def _python_files(python: str) -> list[str]:
     return [str(path) for path in files if path.exists()]
 
 
-def _writable(boundary: Sandbox, rules: CodeRules) -> list[str]:
+def _writable(boundary: CodeSandbox, rules: CodeRules) -> list[str]:
     """Return the mounts of /tmp and /dev/shm: bounded in inodes or by the cgroup, else read-only."""
     if boundary.has_scratch:
         return ["--bind", TMP, "/tmp", "--bind", SHM, "/dev/shm"]

@@ -14,7 +14,7 @@ import pytest
 from mrl.rewards.code import cgroup, sandbox
 from mrl.rewards.code.cells import Cells
 from mrl.rewards.code.code_rules import CodeRules
-from mrl.rewards.code.sandbox import Sandbox, SandboxRun, find_sandbox
+from mrl.rewards.code.sandbox import CodeSandbox, SandboxRun, find_sandbox
 from tests.support.plain_user import printed, run_as_plain_user
 
 MIB = 2**20
@@ -25,7 +25,7 @@ Run = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
-def strict() -> Sandbox:
+def strict() -> CodeSandbox:
     """The sandbox of a machine without cgroups."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cgroup, "make_cgroup", lambda **limits: None)
@@ -159,7 +159,7 @@ def test_what_sockets_and_pipes_hold_is_within_the_limit(name, kind, run, strict
     assert output.startswith("ended: memory limit") or 0 <= int(output) <= left, f"{output} of {left}"
 
 
-def test_without_a_cgroup_there_are_pairs_of_streams_where_they_fit(strict: Sandbox) -> None:
+def test_without_a_cgroup_there_are_pairs_of_streams_where_they_fit(strict: CodeSandbox) -> None:
     """An event loop needs one pair."""
     loop = "import asyncio\nasync def f(): return 'ran'\nprint(asyncio.run(f()))"
     assert strict.has_socketpairs(RULES) and printed(strict, loop, RULES) == "ran\n"

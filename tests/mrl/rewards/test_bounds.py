@@ -109,7 +109,7 @@ kept = None
 
 
 @pytest.fixture(params=["as here", "no cgroup"])
-def boundary(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sandbox.Sandbox:
+def boundary(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sandbox.CodeSandbox:
     """This machine's sandbox, and the one without cgroups."""
     if request.param == "no cgroup":
         monkeypatch.setattr(sandbox.cgroup, "make_cgroup", lambda **limits: None)
@@ -123,7 +123,7 @@ def holds(program: str) -> None:
     assert verdict.value == 1.0, verdict.reason
 
 
-def test_what_no_limit_counts_is_refused(boundary: sandbox.Sandbox) -> None:
+def test_what_no_limit_counts_is_refused(boundary: sandbox.CodeSandbox) -> None:
     """Calls that are not refused are printed."""
     tries = "\n".join(
         f"try: exec({text!r})\nexcept BaseException as e: print({name!r}, e)"
@@ -132,7 +132,7 @@ def test_what_no_limit_counts_is_refused(boundary: sandbox.Sandbox) -> None:
     assert printed(boundary, f"{HELPERS}\n{tries}\nprint('all tried')", RULES) == "all tried\n"
 
 
-def test_sockets_are_of_two_families(boundary: sandbox.Sandbox) -> None:
+def test_sockets_are_of_two_families(boundary: sandbox.CodeSandbox) -> None:
     holds(
         "".join(
             f"assert refused(lambda: socket.socket({n}, {kind}), errno.EAFNOSUPPORT), {name!r}\n"
@@ -142,16 +142,16 @@ def test_sockets_are_of_two_families(boundary: sandbox.Sandbox) -> None:
     )
 
 
-def test_what_programs_usually_do_still_works(boundary: sandbox.Sandbox) -> None:
+def test_what_programs_usually_do_still_works(boundary: sandbox.CodeSandbox) -> None:
     holds(USUAL + LOOPBACK * boundary.has_cgroup)
 
 
-def test_inodes_are_bounded(boundary: sandbox.Sandbox) -> None:
+def test_inodes_are_bounded(boundary: sandbox.CodeSandbox) -> None:
     assert boundary.has_scratch, "this machine lets bubblewrap make namespaces, so it lets us"
     holds(MANY_FILES)
 
 
-def test_the_sum_of_what_a_run_holds_is_its_limit(boundary: sandbox.Sandbox) -> None:
+def test_the_sum_of_what_a_run_holds_is_its_limit(boundary: sandbox.CodeSandbox) -> None:
     """A cgroup's limit leaves 32 MiB for the kernel's own needs."""
     holds(HOLD_ALL + f"assert held <= {192 + 32 * boundary.has_cgroup} * 2**20, held\n")
     if not boundary.has_cgroup:

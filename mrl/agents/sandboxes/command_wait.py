@@ -1,0 +1,86 @@
+"""Wait for a command of a sandbox, with its door, its output and its deadline in one place.
+
+| waits for | unblocked by |
+|---|---|
+| the command's end | the command, or its deadline |
+| connections of the door | programs in the sandbox, the model's server |
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import subprocess
+import time
+from collections.abc import Callable
+
+from mrl.agents.sandboxes.door import Door
+from mrl.processes.channel import read_some
+
+_DRAIN_SECONDS = 5.0
+"""Time to read the end of the output, after the end of all that could write it."""
+
+
+class CommandOutput:
+    """Last bytes of a command's output."""
+
+    def __init__(self, descriptor: int, kept_bytes: int) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor, self._kept, self._data = descriptor, kept_bytes, b""
+
+    def read(self) -> bool:
+        """Read what is there; return False at its end."""
+        data = read_some(self.descriptor)
+        self._data = (self._data + (data or b""))[-self._kept :]
+        return data is not None
+
+    def drain(self) -> None:
+        """Read to the end."""
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while self.read() and time.monotonic() < deadline:
+            select.select([self.descriptor], [], [], 0.1)
+
+    def text(self) -> str:
+        return self._data.decode("utf-8", "replace")
+
+
+def wait_for_command(
+    process: subprocess.Popen[bytes],
+    output: CommandOutput,
+    *,
+    seconds: float,
+    door: Door | None,
+    kill: Callable[[], None],
+) -> bool:
+    """Wait until a process ends; return True if it was killed after `seconds`.
+
+    Args:
+        door: Forwards meanwhile.
+        kill: Ends the process, whatever it does.
+    """
+    deadline = time.monotonic() + seconds
+    end = os.pidfd_open(process.pid)
+    timed_out = False
+    with selectors.DefaultSelector() as selector:
+        selector.register(end, selectors.EVENT_READ, lambda: None)
+        selector.register(
+            output.descriptor,
+            selectors.EVENT_READ,
+            lambda: None if output.read() else selector.unregister(output.descriptor),
+        )
+        if door is not None:
+            door.register(selector)
+        try:
+            while process.poll() is None and not timed_out:
+                for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                    key.data()
+                timed_out = time.monotonic() >= deadline
+        finally:
+            if process.poll() is None:
+                kill()
+            if door is not None:
+                door.unregister(selector)
+            os.close(end)
+    output.drain()
+    return timed_out

@@ -1,0 +1,72 @@
+"""Settings of programs that are commands in sandboxes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from mrl.section import Section
+
+
+class SandboxSection(Section):
+    """Sandbox of a command."""
+
+    kind: str = "bubblewrap"
+    """Choose bubblewrap (namespaces of this machine), or an entry point of mrl.sandboxes."""
+    image: str | None = None
+    """Make the read-only root from this: for bubblewrap a folder with a root's files; null: /usr of this
+    machine."""
+    mounts: dict[str, str] = {}
+    """Make folders of this machine readable inside: path here to path inside."""
+    disk_mib: int = Field(default=1024, ge=8)
+    """Limit all writable files (/work, /tmp) together to so many MiB, which are kept in memory."""
+    processes: int = Field(default=256, ge=4)
+    """Limit the number of processes and threads together."""
+    cpus: float = Field(default=1.0, gt=0)
+    """Limit the use of CPUs, if a cgroup can."""
+    boot_seconds: float = Field(default=60.0, gt=0)
+    """Give up a sandbox that is not there after so many seconds."""
+    boots: int = Field(default=8, ge=1)
+    """Boot at most so many sandboxes at once on a node."""
+    options: dict[str, Any] = {}
+    """Pass these keyword arguments to the provider's class."""
+
+
+class GradeSection(Section):
+    """Command that grades what a program left, in a fresh sandbox without a model."""
+
+    command: list[str] = Field(min_length=1)
+    """Run this in /work. Status 0 is the reward 1, or the number in /tmp/reward if the command wrote one; any
+    other status is the reward 0."""
+    keep: list[str] = Field(min_length=1)
+    """Take regular files of the program's /work whose path matches one of these patterns (* also matches /);
+    all other files are as before the program."""
+    files: str | None = None
+    """Add this folder's files, which the program never sees, in the place of any others."""
+    seconds: float = Field(default=300.0, gt=0)
+    """End the command after so many seconds, with the reward 0."""
+
+
+class ProgramSection(Section):
+    """Command that calls the policy as its model, in a sandbox."""
+
+    command: list[str] = Field(min_length=1)
+    """Run this in /work; {column} stands for the text of one of `columns`."""
+    files: str | None = None
+    """Copy this folder's files into /work."""
+    columns: list[str] = ["prompt"]
+    """Show the program only these columns of the row; /tmp/task.json has them."""
+    env: dict[str, str] = {}
+    """Set these environment variables, besides those of the model."""
+    seconds: float = Field(default=1200.0, gt=0)
+    """End the command after so many seconds, with its waits for the policy; what it left is graded."""
+    sandbox: SandboxSection = SandboxSection()
+    grade: GradeSection | None = None
+    """Compute the reward by a command; null: `reward` judges the last conversation."""
+
+    @property
+    def least_seconds(self) -> float:
+        """Longest duration of a run that no fault ends."""
+        boots = self.sandbox.boot_seconds * (1 if self.grade is None else 2)
+        return boots + self.seconds + (0.0 if self.grade is None else self.grade.seconds)
