@@ -111,6 +111,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_yarn": ("Llama", {"rope_parameters": YARN}),
     "llama_tied": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {"sliding_window": None}),
+    "seed_oss": ("SeedOss", {}),
+    "smollm3": (
+        "SmolLM3",
+        {"tie_word_embeddings": True, "pad_token_id": None, "no_rope_layers": [1, 0, 1, 0]},
+    ),
     "qwen3": ("Qwen3", {}),
     "qwen3_moe": ("Qwen3Moe", EXPERTS),
     "qwen3_moe_yarn": ("Qwen3Moe", EXPERTS | {"rope_parameters": YARN}),

@@ -15,6 +15,8 @@ from mrl.models.families.qwen2 import Qwen2, Qwen2Moe
 from mrl.models.families.qwen3 import Qwen3, Qwen3Moe
 from mrl.models.families.qwen3_5 import Qwen35, Qwen35Moe
 from mrl.models.families.qwen3_next import Qwen3Next
+from mrl.models.families.seed_oss import SeedOss
+from mrl.models.families.smollm3 import SmolLM3
 from mrl.models.families.unsupported_models import reason
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
@@ -38,6 +40,8 @@ _ALL: tuple[Family, ...] = (
     MiniMaxM2(),
     GptOss(),
     Phi3(),
+    SeedOss(),
+    SmolLM3(),
 )
 FAMILIES: dict[str, Family] = {
     name: family for family in _ALL for name in (family.model_type, *family.aliases)

@@ -37,7 +37,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "mistral4": (f"{_UNTRIED}; its latent attention is deepseek_v3's", "deepseek_v3"),
     "mistral3": (_IMAGES, "llama"),
     "hunyuan_v1_moe": (_UNTRIED, "qwen3_moe"),
-    "seed_oss": (_UNTRIED, "qwen2"),
     "glm4v_moe": (_IMAGES, "glm4_moe"),
     "kimi_vl": (_IMAGES, "deepseek_v3"),
     "kimi_k25": (_IMAGES, "deepseek_v3"),

@@ -48,9 +48,11 @@ class PackedCore(torch.nn.Module):
     bucketed: ClassVar[bool] = True
     """True if it reads PackedSegments.buckets."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, layer_number: int) -> None:
+        """`layer_number` counts the model's layers from 1, as Megatron passes it on every rank."""
         super().__init__()
-        self.rotates = not config.multi_latent_attention
+        unrotated = config.no_rope_freq and config.no_rope_freq[layer_number - 1]
+        self.rotates = not (config.multi_latent_attention or unrotated)
 
     def forward(
         self,
@@ -85,7 +87,7 @@ class PackedAttention(PackedCore):
     def __init__(
         self, config: Any, *, layer_number: int, softmax_scale: float | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, layer_number)
         self.scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
         self.windowed = is_layer_window_attention(
             config.window_size, config.window_attn_skip_freq, layer_number
@@ -130,13 +132,13 @@ class FusedPackedAttention(PackedCore):
 
     bucketed = False
 
-    def __init__(self, config: Any, **kwargs: Any) -> None:
+    def __init__(self, config: Any, *, layer_number: int, **kwargs: Any) -> None:
         from megatron.core.extensions.transformer_engine import TEDotProductAttention
 
-        super().__init__(config)
+        super().__init__(config, layer_number)
         if "k_channels" in kwargs:
             kwargs["v_channels"] = max(kwargs["k_channels"], kwargs["v_channels"])
-        self.core = TEDotProductAttention(config, **kwargs)
+        self.core = TEDotProductAttention(config, layer_number=layer_number, **kwargs)
 
     def rotate(self, query: Tensor, key: Tensor, packed: PackedSegments) -> tuple[Tensor, Tensor]:
         """Rotate with Transformer Engine's kernel, in float32; a scaled embedding (YaRN) uses our code."""

@@ -30,6 +30,7 @@ LONG_LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("minimax_m2", {"tp": 2, "ep": 2}),  # norms over a whole projection
     ("deepseek_v3", {"pp": 2, "vpp": 2}),
     ("qwen3_5", {"tp": 2}),
+    ("smollm3", {"pp": 2, "vpp": 2}),  # layers without rotary embedding, numbered over stages
 ]
 """Each kind of layer that has a form of its own in Transformer Engine."""
 
@@ -65,7 +66,9 @@ def in_bfloat16(spec: str, folder: Path, out: Path) -> dict[str, Any]:
     return run_ranks(scenarios.forward_update_export, 1, *arguments, stand_ins=FOLDER)[0]
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_moe", "deepseek_v3", pytest.param("smollm3", marks=pytest.mark.slow)]
+)
 def test_bfloat16_takes_the_fused_attention(family: str, one_rank_of: OneRank, tmp_path: Path) -> None:
     """The stand-in's attention refuses float32, and keys and values of unequal width (DeepSeek-V3)."""
     folder, expected = one_rank_of.of(family)

@@ -23,6 +23,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3": {"num_key_value_heads": 1, "tie_word_embeddings": True},
     "qwen3_moe": {"mlp_only_layers": [1]},
     "phi3": {"num_key_value_heads": 1},
+    "seed_oss": {"num_key_value_heads": 1},
 }
 """Fewer key heads than ranks, and a layer without experts."""
 
@@ -33,7 +34,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         *("qwen3_moe", "deepseek_v3"),
         *(
             pytest.param(f, marks=pytest.mark.slow)
-            for f in ("qwen3", "mixtral", "glm4_moe", "minimax_m2", "phi3")
+            for f in ("qwen3", "mixtral", "glm4_moe", "minimax_m2", "phi3", "seed_oss")
         ),
     ],
 )
