@@ -47,7 +47,9 @@ def use_own_compile_cache() -> None:
     if EXTENSIONS not in os.environ and not _can_be_made(_home_cache() / "torch_extensions"):
         os.environ[EXTENSIONS] = os.path.join(os.environ[VARIABLE], "extensions")
     for name, folder in OF_OTHERS.items():
-        os.environ.setdefault(name, os.path.join(os.environ[VARIABLE], folder))
+        given = os.environ.get(name)
+        if given is None or Path(given).parent.name.startswith(_PREFIX):  # the choice of a driver elsewhere
+            os.environ[name] = os.path.join(os.environ[VARIABLE], folder)
     programs, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
     if programs not in path.split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([programs, path])

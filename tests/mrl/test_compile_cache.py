@@ -53,6 +53,9 @@ def test_another_users_default_is_left_alone(default, is_set, monkeypatch) -> No
     path = Path(os.environ[compile_cache.VARIABLE])
     assert path == default.parent / "home/.cache/mrl/torchinductor" and path.stat().st_mode & 0o777 == 0o700
     assert os.environ[compile_cache.HEADERS] == "0", "torch keeps these in its default folder"
+    os.environ["TRITON_CACHE_DIR"] = str(default / "triton")  # the choice of a driver on another node
+    compile_cache.use_own_compile_cache()
+    assert os.environ["TRITON_CACHE_DIR"] == str(path / "triton")
     os.chown(path, NOBODY, NOBODY)
     monkeypatch.setenv(compile_cache.VARIABLE, str(default))
     with pytest.raises(ConfigError, match="TORCHINDUCTOR_CACHE_DIR"):

@@ -261,7 +261,7 @@ def test_what_cannot_run_is_refused_at_the_start(world: World) -> None:
             pool.describe("program")
     with pytest.raises(ValueError, match=r"agent.run_seconds = 300"):
         world.section(seconds=280)
-    with pytest.raises(ValueError, match="set only one of them"):
+    with pytest.raises(ValueError, match="program replaces"):
         AgentSection(environment="calculator", program=AGENT)
 
 
