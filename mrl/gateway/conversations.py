@@ -30,7 +30,7 @@ class PolicyTurn:
     completion: Completion
     text: str
     observation: str
-    """What `before` says, in words; empty for a first turn."""
+    """What `before` says, in words."""
     number: int
     """Position among all turns of the program, in order of completion."""
 
@@ -104,7 +104,9 @@ class Conversations:
         trained = set[int]()
         *branches, main = (_sequence(prompt, number, status, path, trained) for path in paths)
         assert main.transcript is not None, "every sequence has one"
-        transcript = dataclasses.replace(transcript, turns=main.transcript.turns)
+        transcript = dataclasses.replace(
+            transcript, turns=main.transcript.turns, opening=main.transcript.opening
+        )
         return dataclasses.replace(main, transcript=transcript, branches=tuple(branches))
 
 
@@ -147,5 +149,5 @@ def _sequence(
         tag=prompt.tag,
         segments=tuple(segments),
         sampling_masks=join_masks(kept),
-        transcript=Transcript(tuple(turns)),
+        transcript=Transcript(tuple(turns), opening=path[0].observation if path else ""),
     )

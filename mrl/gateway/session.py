@@ -70,7 +70,7 @@ class _Place:
     context: np.ndarray
     """[T] int32: all tokens before the turn."""
     observation: str = ""
-    """What `before` says, if there is a parent."""
+    """What `before` says."""
 
 
 class ModelSession:
@@ -232,7 +232,8 @@ class ModelSession:
             log.exception("the gateway could not render a request of sample %s", self.name)
             self._note(EndedBy.ENGINE_LOST, f"the gateway failed: {error!r:.200}")
             raise RefusedRequest(503, "server_error", "the gateway failed") from error
-        return _Place(None, before, before)
+        opening = "\n".join(f"{message.role}: {message.text}" for message in history.messages)
+        return _Place(None, before, before, opening)
 
     async def _generate(self, history: History, tools: str, place: _Place, budget: int) -> Reply:
         context = place.context

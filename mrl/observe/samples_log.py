@@ -122,17 +122,37 @@ def row_of(step: int, kind: str, group: Group, sample: Sample) -> dict[str, obje
         "reason": verdict.reason if verdict else None,
         "parts": dict(verdict.parts) if verdict else {},
         **_episode(sample),
-        **({"branches": [_branch(branch) for branch in sample.branches]} if sample.branches else {}),
+        **_conversations(sample),
     }
 
 
-def _branch(branch: Sample) -> dict[str, object]:
-    return {
-        "prompt_tokens": len(branch.prompt_tokens),
-        "response_tokens": len(branch.response_tokens),
-        "response": branch.response_text,
-        **_episode(branch),
-    }
+def _conversations(sample: Sample) -> dict[str, object]:
+    """Return a program's earlier conversations, by their branches, and where the last one leaves another."""
+    *branches, main = sample.sequences
+    if not branches:
+        return {}
+    rows = [
+        {
+            "prompt_tokens": len(branch.prompt_tokens),
+            "response_tokens": len(branch.response_tokens),
+            "response": branch.response_text,
+            **_episode(branch),
+            **_origin(branch, branches[:place]),
+        }
+        for place, branch in enumerate(branches)
+    ]
+    return {"branches": rows, **_origin(main, branches)}
+
+
+def _origin(sequence: Sample, earlier: Sequence[Sample]) -> dict[str, object]:
+    """Return the number of the conversation of which a sequence has the first turns, and how many."""
+    turns = sequence.transcript.turns if sequence.transcript is not None else ()
+    shared = next((n for n, turn in enumerate(turns) if sequence.loss_mask[turn.start]), len(turns))
+    if not shared:
+        return {}
+    tokens = _tokens(sequence)[: len(sequence.prompt_tokens) + turns[shared - 1].end]
+    numbers = (n for n, other in enumerate(earlier, 1) if _tokens(other)[: len(tokens)] == tokens)
+    return {"continues": {"conversation": next(numbers, None), "turns": shared}}
 
 
 def _episode(sample: Sample) -> dict[str, object]:

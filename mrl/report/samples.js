@@ -117,8 +117,23 @@ class SampleBrowser {
     const said = [`reward ${figure(row.reward)}`, row.status, `${row.response_tokens} tokens`, Array.isArray(row.policy_versions) && `versions ${row.policy_versions.join(" to ")}`, parts, row.why];
     return element("div", { class: "sample" }, element("strong", {}, title),
       element("p", { class: "quiet" }, said.filter((each) => each).join(", ")),
-      element("p", { class: "quiet" }, `verdict: ${[row.verdict, row.reason].filter((each) => each).join(", ")}`), ...this.response(row),
-      ...(row.branches || []).flatMap((branch, place) => [element("div", { class: "turn" }, `conversation ${place + 2}`), element("div", { class: "text" }, String(branch.response ?? ""))]));
+      element("p", { class: "quiet" }, `verdict: ${[row.verdict, row.reason].filter((each) => each).join(", ")}`), ...this.conversations(row));
+  }
+
+  /** All conversations of a program, in order of time; of one that leaves another, only its own turns. */
+  conversations(row) {
+    const all = [...(Array.isArray(row.branches) ? row.branches : []), row];
+    if (all.length === 1) return this.response(row);
+    return all.flatMap((one, place) => {
+      const { conversation, turns = 0 } = one.continues || {};
+      const name = `conversation ${place + 1} of ${all.length}`;
+      const title = conversation ? `${name}, after turn ${turns} of conversation ${conversation}` : name;
+      const opening = conversation ? [] : [element("div", { class: "text observation" }, String(one.opening ?? ""))];
+      const own = one.tokens ? this.response(one) : (one.turns || []).flatMap((turn, number) => number < turns ? [] : [
+        element("div", { class: "turn" }, `turn ${number + 1}`), element("div", { class: "text" }, String(turn.said ?? "")),
+        ...(turn.observed ? [element("div", { class: "text observation" }, String(turn.observed))] : [])]);
+      return [element("div", { class: "turn" }, title), ...opening, ...own];
+    });
   }
 
   response(row) {

@@ -32,22 +32,38 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
         f"step {row.get('step')}  {row.get('kind')}  sample {row.get('sample_id')}  reward "
         f"{row.get('reward')}  {row.get('status')}{ended}"
     )
-    yield from terminal_text("prompt", row.get("opening") or row.get("prompt", ""))
-    yield from _conversation(row)
     branches = row.get("branches")
-    for number, branch in enumerate(branches if isinstance(branches, list) else (), 2):
-        if isinstance(branch, dict):
-            yield f"conversation {number}"
-            yield from _conversation(branch)
+    conversations = [*(branches if isinstance(branches, list) else ()), row]
+    if len(conversations) == 1:
+        yield from terminal_text("prompt", row.get("opening") or row.get("prompt", ""))
+        yield from _conversation(row)
+    for number, one in enumerate(conversations if len(conversations) > 1 else (), 1):
+        if isinstance(one, dict):
+            yield from _branch(one, f"conversation {number} of {len(conversations)}")
     if row.get("reason"):
         yield from terminal_text("reason", row["reason"])
 
 
-def _conversation(row: dict[str, Any]) -> Iterator[str]:
+def _branch(row: dict[str, Any], name: str) -> Iterator[str]:
+    """Show one of several conversations: of one that leaves another, only its own turns."""
+    origin = row.get("continues")
+    if not isinstance(origin, dict):
+        yield name
+        yield from terminal_text("prompt", row.get("opening") or row.get("prompt", ""))
+        yield from _conversation(row)
+        return
+    yield plain(f"{name}, after turn {origin.get('turns')} of conversation {origin.get('conversation')}")
+    yield from _conversation(row, origin.get("turns"))
+
+
+def _conversation(row: dict[str, Any], skipped: object = 0) -> Iterator[str]:
+    """Show turns after the first `skipped` ones."""
     if "turns" not in row:
         yield from terminal_text("response", row.get("response", ""))
     turns = row.get("turns")
     for number, turn in enumerate(turns if isinstance(turns, list) else (), 1):
+        if isinstance(skipped, int) and number <= skipped:
+            continue
         turn = turn if isinstance(turn, dict) else {}
         value = turn.get("reward")
         reward = f" (reward {value:g})" if isinstance(value, int | float) else ""

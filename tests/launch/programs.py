@@ -11,14 +11,18 @@ from mrl.agents.environment import Model
 
 
 class Chatting:
-    """Three turns by OpenAI's client, a summary of its own, and one by Anthropic's, streamed."""
+    """Three turns by OpenAI's client, one of them a response, a summary of its own, and one by Anthropic's."""
 
     def run(self, task: dict[str, Any], seed: int, model: Model) -> float:
         client = openai.OpenAI()
         messages, texts = list(task["prompt"]), list[str]()
         for number in range(3):
-            answer = client.chat.completions.create(model="policy", messages=messages)
-            texts.append(answer.choices[0].message.content or "")
+            if number == 1:
+                with client.responses.stream(model="policy", input=messages) as events:
+                    texts.append(events.until_done().get_final_response().output_text)
+            else:
+                answer = client.chat.completions.create(model="policy", messages=messages)
+                texts.append(answer.choices[0].message.content or "")
             messages.append({"role": "assistant", "content": texts[-1]})
             messages.append({"role": "user", "content": f"{number} é語👩 <|im_end|> {len(texts[-1])}"})
         summary = [{"role": "user", "content": f"So far: {'; '.join(texts)[:60]}"}]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import runpy
 import time
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -19,7 +20,10 @@ from mrl.agents.environment import Model
 from mrl.agents.episode import EndedBy, Limits
 from mrl.gateway import server
 from mrl.loops.episode_metrics import episode_metrics
-from tests.mrl.gateway.served import CALL, TOOL, Serve, assistant, check_tokens, numbered, user
+from mrl.observe.samples_log import row_of
+from mrl.report.samples_text import samples_text
+from mrl.samples import Group
+from tests.mrl.gateway.served import CALL, PROMPT, TOOL, Serve, assistant, check_tokens, numbered, user
 from tests.support import chat_tokenizers
 from tests.support.source_tree import ROOT
 
@@ -42,7 +46,7 @@ def test_a_conversation_only_grows(family: str, serve: Serve) -> None:
         check_tokens(sample, served.policy)
 
 
-def test_a_rewritten_history_is_a_conversation_of_its_own(serve: Serve) -> None:
+def test_a_rewritten_history_is_a_conversation_of_its_own(serve: Serve, tmp_path: Path) -> None:
     """Compaction, a sub-agent and two attempts at one turn: what is shared is trained once."""
     with serve(numbered()) as served:
         served.say(user("one"))
@@ -60,6 +64,11 @@ def test_a_rewritten_history_is_a_conversation_of_its_own(serve: Serve) -> None:
         turns = [[turn.text for turn in s.transcript.turns] for s in sample.sequences if s.transcript]
         assert turns == [["turn 0", "turn 1"], ["turn 0", "turn 2"], ["turn 3"], ["turn 4"]]
         check_tokens(sample, served.policy)
+    row: dict[str, Any] = row_of(1, "train", Group(PROMPT, (sample,)), sample)
+    (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
+    lines = samples_text(tmp_path).splitlines()
+    second = lines.index("conversation 2 of 4, after turn 1 of conversation 1")
+    assert lines[second + 1] == "  turn 2: turn 2" and lines[second + 2] == "conversation 3 of 4"
 
 
 def test_tools_of_both_apis(serve: Serve) -> None:
@@ -320,6 +329,35 @@ def test_texts_are_never_marks(serve: Serve) -> None:
             and "<|im_start|>1" in texts[1]
             and "ends<|im_end|>here" in texts[3]
         )
+
+
+def test_the_example_that_compacts_trains_its_summary(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both sequences are in one sample, all turns are trained once, and what is shown has the tree."""
+    example = runpy.run_path(str(ROOT / "examples/program_that_compacts.py"))["Compact"]
+
+    def say(context: str) -> str:
+        if "What is known: not 2140" in context:
+            return "it is 2146"
+        return "not 2140" if "Write down" in context else f"it is 21{40 + context.count('Check that.')}"
+
+    with serve(say) as served:
+        model = Model(served.address.url, served.address.key)
+        for name, value in model.variables().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setitem(example.run.__globals__, "LONGEST", 80)
+        task = {"prompt": [user("What is 37*58, exactly and in digits?")], "expression": "37*58"}
+        assert example().run(task, 0, model) == 1.0
+        sample = served.sample()
+        check_tokens(sample, served.policy)
+    turns = [[turn.text for turn in one.transcript.turns] for one in sample.sequences if one.transcript]
+    assert turns == [["it is 2140", "it is 2141", "not 2140"], ["it is 2146"]]
+    row = row_of(1, "train", Group(PROMPT, (sample,)), sample)
+    (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
+    lines = samples_text(tmp_path).splitlines()
+    assert lines[1:3] == ["conversation 1 of 2", f"  prompt: user: {task['prompt'][0]['content']}"]
+    assert "    user: What is known: not 2140" in lines[lines.index("conversation 2 of 2") :]
 
 
 def test_the_example_answers_with_its_tool(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     samples = [sample_row(step, step, index) for step in range(1, 151) for index in (0, 1)]
     samples.append(sample_row(151, 900, response=ATTACK, prompt=ATTACK, reason=ATTACK, tokens=TOKENS))
+    said = [[{"said": f"turn {n}", "observed": ATTACK} for n in numbers] for numbers in ([1, 2], [1, 3], [4])]
+    first, second = {"opening": ATTACK, "turns": said[0]}, {"turns": said[1]}
+    second["continues"] = {"conversation": 1, "turns": 1}
+    last = {"opening": "user: a summary", "turns": said[2], "branches": [first, second]}
+    samples.append(sample_row(152, 901, prompt="a program", **last))
     rows = [
         metrics_row(
             step, **{"policy/loss": 3.0 * (-1) ** step, "sync/seconds": 1e-6 * step, ATTACK: 1.0 * step}
@@ -147,3 +152,30 @@ def test_tokens_are_coloured_turns_are_apart_and_markup_is_text(opened: tuple[Pa
     assert "wrote no ratio" in card.inner_text()
     assert ATTACK in page.locator("#chosen").inner_text() and page.title() == "one, two"
     assert wrong == []
+
+
+def test_conversations_of_a_program_are_a_tree(opened: tuple[Page, list[str]]) -> None:
+    page, wrong = opened
+    page.reload()
+    page.fill("#find-sample", "a program")
+    page.locator("#sample-list tr.choosable").first.click()
+    card = page.locator("#chosen .sample")
+    assert card.locator(".turn").all_inner_texts() == [
+        "conversation 1 of 3", "turn 1", "turn 2",
+        "conversation 2 of 3, after turn 1 of conversation 1", "turn 2",
+        "conversation 3 of 3", "turn 1",
+    ]  # fmt: skip
+    texts = card.locator(".text").all_inner_texts()
+    assert texts == [
+        ATTACK,
+        "turn 1",
+        ATTACK,
+        "turn 2",
+        ATTACK,
+        "turn 3",
+        ATTACK,
+        "user: a summary",
+        "turn 4",
+        ATTACK,
+    ]
+    assert page.title() == "one, two" and wrong == []

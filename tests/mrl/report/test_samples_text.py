@@ -44,14 +44,19 @@ def test_an_episode_turn_by_turn(tmp_path: Path) -> None:
 
 def test_every_conversation_of_a_program(tmp_path: Path) -> None:
     main, other = (
-        make_sample(0, 0, transcript=Transcript((Turn(0, 1, f"words {n}"),), ended_by="env_done"))
-        for n in (1, 2)
+        make_sample(
+            0, 0, transcript=Transcript((Turn(0, 1, f"words {n}"),), f"user: {n}?", ended_by="env_done")
+        )
+        for n in (2, 1)
     )
     (group,) = make_groups([dataclasses.replace(main, branches=(other,))])
     (tmp_path / "samples.jsonl").write_text(json.dumps(row_of(1, "train", group, group.samples[0])) + "\n")
-    assert samples_text(tmp_path).splitlines()[2:] == [
+    assert samples_text(tmp_path).splitlines()[1:] == [
+        "conversation 1 of 2",
+        "  prompt: user: 1?",
         "  turn 1: words 1",
-        "conversation 2",
+        "conversation 2 of 2",
+        "  prompt: user: 2?",
         "  turn 1: words 2",
     ]
 
