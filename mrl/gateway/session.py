@@ -105,6 +105,8 @@ class ModelSession:
         self.stored: dict[str, list[bytes]] = {}
         """JSON of the items up to each response that later requests may name, by its id."""
         self._repeatable: dict[str, asyncio.Task[Reply]] = {}
+        """Latest answer to each request."""
+        self._open: set[asyncio.Task[Reply]] = set()
         self.ended_by: EndedBy | None = None
         """Limit of the policy that a request met, or the failure of ours that one met."""
         self.reason = ""
@@ -136,6 +138,8 @@ class ModelSession:
         if task is None or (task.done() and task.exception() is not None):
             task = asyncio.ensure_future(self._answer(history, tools, max_tokens))
             self._repeatable[name] = task
+            self._open.add(task)
+            task.add_done_callback(self._open.discard)
         return await asyncio.shield(task)  # a client that goes does not end its turn
 
     @property
@@ -164,7 +168,7 @@ class ModelSession:
     async def close(self) -> None:
         """Refuse further requests, and give up the turn that is being generated."""
         self._is_closed = True
-        for task in self._repeatable.values():
+        for task in self._open:
             task.cancel()
         async with self._lock:
             pass

@@ -371,3 +371,15 @@ def test_the_example_answers_with_its_tool(serve: Serve, monkeypatch: pytest.Mon
         assert example().run(task, 0, Model(served.address.url, served.address.key)) == 1.0
         check_tokens(served.sample(), served.policy)
         assert len(served.policy.requests) == 2 and not served.sample().branches
+
+
+def test_turns_of_equal_requests_are_given_up_too(serve: Serve) -> None:
+    """Two sub-agents may send the same; both turns end with the trajectory, which does not wait for them."""
+    started = time.monotonic()
+    with serve(numbered(), seconds=300.0) as served:
+        url, header = f"{served.address.url}/v1/chat/completions", {"x-api-key": served.address.key}
+        for _ in range(2):
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(url, json={"messages": [user("?")]}, headers=header, timeout=0.3)
+        assert len(served.policy.requests) == 1, "one turn at a time"
+    assert time.monotonic() - started < 60 and not served.session.conversations.turns
