@@ -15,7 +15,6 @@ import agents
 
 from mrl.agents.environment import Model
 
-agents.set_default_openai_api("chat_completions")
 agents.set_tracing_disabled(True)  # traces would go to OpenAI
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 

@@ -106,9 +106,12 @@ def test_a_program_runs_to_its_end_on_an_engine(
     name: str, conversations: int, random_model: Path, tmp_path: Path
 ) -> None:
     """A difference between generated and trained tokens, or in a log-prob, ends the run."""
-    row = {"prompt": [{"role": "user", "content": "6*7"}], "expression": "6*7", "answer": "42"}
+    products = [
+        {"prompt": [{"role": "user", "content": f"6*{n}"}], "expression": f"6*{n}", "answer": str(6 * n)}
+        for n in range(1, 5)
+    ]
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for _ in range(4)))
+    rows.write_text("".join(json.dumps(row) + "\n" for row in products))
     if name == "mini_swe_agent":
         shutil.copy(ROOT / PROGRAMS / "repairs/tasks.jsonl", rows)
     args = [

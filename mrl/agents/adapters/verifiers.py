@@ -7,6 +7,7 @@ all episodes. A row has the columns of the environment's data set: `prompt`, and
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any, ClassVar
 
@@ -26,16 +27,13 @@ class Verifiers:
     @classmethod
     def prepare(cls, name: str, arguments: dict[str, Any] | None = None) -> None:
         """Load the environment, for the processes of all episodes."""
-        import verifiers
-
-        Verifiers._loaded = verifiers.load_environment(name, **(arguments or {}))
+        load = importlib.import_module("verifiers").load_environment
+        Verifiers._loaded = load(name, **(arguments or {}))
 
     async def run(self, task: dict[str, Any], seed: int, model: Model) -> float:
         """Return the environment's score. Raise RuntimeError if it stopped at an error."""
-        from verifiers.types import ClientConfig
-
-        row = {"example_id": 0, **task}
-        client = ClientConfig(api_base_url=model.openai_url, api_key_var="OPENAI_API_KEY")
+        row, types = {"example_id": 0, **task}, importlib.import_module("verifiers.types")
+        client = types.ClientConfig(api_base_url=model.openai_url, api_key_var="OPENAI_API_KEY")
         output = await self._loaded.run_rollout(row, client, model.name, {})
         if output.get("error"):
             raise RuntimeError(f"the environment stopped: {json.dumps(output['error'], default=str)[:300]}")

@@ -23,7 +23,7 @@ class Posting:
 
 @dataclasses.dataclass(frozen=True)
 class Transaction:
-    """What happened on a day."""
+    """Event of a day: postings that add up to zero."""
 
     day: datetime.date
     text: str
