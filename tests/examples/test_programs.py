@@ -123,8 +123,8 @@ def test_a_program_runs_to_its_end_on_an_engine(
         "agent={show_tools: system, max_turn_tokens: 24, run_seconds: 900}",
         "reward={kind: environment}",
         "rollout={max_response_tokens: 4096}",
-        "training={layout: {ep: 1, dp: 1}, optimizer: {lr: 1e-3}}",
-        "loop={steps: 2, prompts_per_step: 2, samples_per_prompt: 2, max_rollout_mismatch: 1e-4}",
+        "training={layout: {ep: 1, dp: 1}, optimizer: {lr: 1e-3}, microbatch_tokens: 8192}",
+        "loop={steps: 2, prompts_per_step: 1, samples_per_prompt: 2, max_rollout_mismatch: 1e-4}",
         "loop.validation={every_steps: 0, before_training: false}",
         "loop.checkpoint={every_steps: 0}",
     ]
@@ -132,7 +132,7 @@ def test_a_program_runs_to_its_end_on_an_engine(
     steps = [row for row in read(tmp_path / "run/metrics.jsonl") if row["step"]]
     assert len(steps) == 2
     for step in steps:
-        assert step["agent/episodes"] == 4 and step["reward/no_reward_frac"] == step["agent/retries"] == 0
+        assert step["agent/episodes"] == 2 and step["reward/no_reward_frac"] == step["agent/retries"] == 0
         assert step["agent/conversations"] == conversations and step["agent/turns"] >= conversations
         assert step.get("policy/rollout_logprob_diff_max", 0.0) < 1e-4
 
