@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mrl.config.load import load
 from mrl.observe.metrics_log import read
 from mrl.training.checkpoint.checkpoint_folder import latest_checkpoint, step_of
 from tests.support.own_folder import write_modules_named_as_pythons
@@ -51,6 +52,17 @@ def python(folder: Path, *words: str) -> str:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT / "examples")))
 def test_an_example_has_at_most_40_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 40
+
+
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [("calculator", "openai_agents"), ("smollm2", "code_agent"), ("quickstart", "mini_swe_agent")],
+)
+def test_a_programs_configuration_is_valid(base: str, name: str) -> None:
+    files = [ROOT / f"configs/{base}.yaml", ROOT / f"examples/programs/{name}.yaml"]
+    config = load(files, [])
+    assert config.agent is not None and config.agent.python == ".programs/bin/python"
+    assert {config.reward.kind, *(spec.kind for spec in config.reward.domains.values())} == {"environment"}
 
 
 def test_answers_are_verified(folder: Path) -> None:
