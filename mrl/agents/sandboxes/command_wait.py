@@ -23,15 +23,17 @@ _DRAIN_SECONDS = 5.0
 
 
 class CommandOutput:
-    """Last bytes of a command's output."""
+    """Last bytes of a command's output, and its first ones."""
 
-    def __init__(self, descriptor: int, kept_bytes: int) -> None:
+    def __init__(self, descriptor: int, kept_bytes: int, *, head_bytes: int = 0) -> None:
         os.set_blocking(descriptor, False)
         self.descriptor, self._kept, self._data = descriptor, kept_bytes, b""
+        self._head_bytes, self.head = head_bytes, b""
 
     def read(self) -> bool:
         """Read what is there; return False at its end."""
         data = read_some(self.descriptor)
+        self.head += (data or b"")[: self._head_bytes - len(self.head)]
         self._data = (self._data + (data or b""))[-self._kept :]
         return data is not None
 

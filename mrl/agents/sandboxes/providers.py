@@ -8,6 +8,7 @@
 | provider | boundary |
 |---|---|
 | `bubblewrap` | namespaces of this machine (bubblewrap.py) |
+| `docker`, `podman` | containers (containers.py) |
 | any other word | the entry point of that name in the group `mrl.sandboxes` of an installed package |
 
 A failure of the sandbox itself raises SandboxLost: an infrastructure failure, never a reward. What a command
@@ -34,7 +35,11 @@ KEPT_MIB, KEPT_FILES = 64, 10_000
 """Most that `read` returns."""
 OUTPUT_BYTES = 64 << 10
 """Most of a command's output that is kept: its end."""
-_SHIPPED = {"bubblewrap": "mrl.agents.sandboxes.bubblewrap:Bubblewrap"}
+_SHIPPED = {
+    "bubblewrap": "mrl.agents.sandboxes.bubblewrap:Bubblewrap",
+    "docker": "mrl.agents.sandboxes.containers:Docker",
+    "podman": "mrl.agents.sandboxes.containers:Podman",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

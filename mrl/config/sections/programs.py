@@ -13,10 +13,10 @@ class SandboxSection(Section):
     """Sandbox of a command."""
 
     kind: str = "bubblewrap"
-    """Choose bubblewrap (namespaces of this machine), or an entry point of mrl.sandboxes."""
+    """Choose bubblewrap (namespaces of this machine), docker, podman, or an entry point of mrl.sandboxes."""
     image: str | None = None
-    """Make the read-only root from this: for bubblewrap a folder with a root's files; null: /usr of this
-    machine."""
+    """Make the read-only root from a folder with a root's files (bubblewrap; null: this machine's /usr), or
+    from the image of this name (docker, podman)."""
     mounts: dict[str, str] = {}
     """Make folders of this machine readable inside: path here to path inside."""
     disk_mib: int = Field(default=1024, ge=8)

@@ -32,7 +32,7 @@ from mrl.errors import ConfigError
 from mrl.rewards.code import cgroup
 from tests.support.sandbox_probes import LIMITS, REACHED, SECRET, answering, guarded, probe
 
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +87,11 @@ def test_two_sandboxes_do_not_meet(complete: Callable[[str], str]) -> None:
     text = complete(REACHED["memory and files by other processes"]) + (
         "for line in open('/proc/net/tcp'):\n    if line.split()[3] == '0A': print('door')\n"  # TCP_LISTEN
     )
+    seconds = str(2_000_000 + os.getpid())  # no other test's
     with answering() as model, open_sandbox(limits=LIMITS, model=model) as first:
         first.write({"secret": WorkFile(SECRET.encode())})
         running = threading.Thread(
-            target=first.run, args=(["sleep", "600"],), kwargs={"seconds": 30, "env": {"KEY": SECRET}}
+            target=first.run, args=(["sleep", seconds],), kwargs={"seconds": 120, "env": {"KEY": SECRET}}
         )
         with open_sandbox(limits=LIMITS) as second:
             running.start()
@@ -98,7 +99,7 @@ def test_two_sandboxes_do_not_meet(complete: Callable[[str], str]) -> None:
             assert running.is_alive()
         assert (done.status, done.output) == (0, "")
         assert SECRET.encode() not in b"".join(map(command_line, psutil.pids()))
-        for process in sleepers("600"):
+        for process in sleepers(seconds):
             process.kill()
         running.join()
     # the same program finds the door of a sandbox that has one
@@ -204,13 +205,14 @@ while len([name for name in os.listdir('/work') if name.isdigit()]) < 4: time.sl
 
 def test_nothing_of_a_sandbox_remains() -> None:
     """Neither after its close, nor after the death of the process that opened it."""
+    seconds = str(1_000_000 + os.getpid())  # no other test's
     opened = "from mrl.agents.sandboxes.providers import open_sandbox\nsandbox = open_sandbox()\n"
-    running = f"{opened}sandbox.run(['sh', '-c', 'sleep 4711 & sleep 4711'], seconds=600)"
+    running = f"{opened}sandbox.run(['sh', '-c', 'sleep {seconds} & sleep {seconds}'], seconds=600)"
     with subprocess.Popen([sys.executable, "-c", running]) as process:
-        until(lambda: len(sleepers("4711")) == 2)
+        until(lambda: len(sleepers(seconds)) == 2)
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-        until(lambda: not sleepers("4711"))
+        until(lambda: not sleepers(seconds))
         until(lambda: not any(is_running(child) for child in children))
     cgroup.kill_owned_by(process.pid, deadline_seconds=30.0)
     before = set(os.listdir("/dev/shm"))
