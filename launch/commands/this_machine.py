@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Collection
 from typing import Any
 
 from mrl.capacity.advice import memory_suggestions
-from mrl.capacity.auto_settings import auto_values, resolve_auto
+from mrl.capacity.auto_settings import KERNEL_PACKAGES, auto_values, resolve_auto
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import Hardware, cpu_node, load_hardware
 from mrl.config.root import Config
@@ -26,7 +27,8 @@ def with_values(
         sections: Sections that the command reads; others stay as they are.
     """
     gpus = own_gpus() > 0 if gpus is None else gpus
-    resolved = resolve_auto(config, gpus=gpus, memory_bytes=available_memory())
+    packages = {name for name in KERNEL_PACKAGES if importlib.util.find_spec(name)}
+    resolved = resolve_auto(config, gpus=gpus, memory_bytes=available_memory(), packages=packages)
     resolved = config.model_copy(update={name: getattr(resolved, name) for name in sections})
     line = auto_values(config, resolved, gpus=gpus)
     return resolved, [line] if line else []

@@ -73,8 +73,9 @@ class LayerChoice:
 def choose_layers(
     training: TrainingSection, device: torch.device, *, replays: bool = False, own_attention: bool = False
 ) -> LayerChoice:
-    """Choose layers from training.spec and training.dispatcher; "auto" decides by device, environment and
-    model (Family.needs_own_attention).
+    """Choose layers from training.spec, dispatcher and delta_net_kernels; "auto", which a run's start
+    replaces (mrl/capacity/auto_settings.py), decides by device, environment and model
+    (Family.needs_own_attention).
 
     Raises ConfigError if a requested package is not installed, or if settings are incompatible.
     """
@@ -94,8 +95,18 @@ def choose_layers(
             "for the trainer; install it, or set training.spec = local"
         )
     flex = _takes_flex(training, engine=engine, on_gpu=on_gpu)
-    fused_delta_rule = on_gpu and dtype in FUSED_TYPES and _installed("fla")
-    return LayerChoice(engine, flex, dtype, replays=replays, fused_delta_rule=fused_delta_rule)
+    rule = _fuses_delta_rule(training, on_gpu=on_gpu)
+    return LayerChoice(engine, flex, dtype, replays=replays, fused_delta_rule=rule)
+
+
+def _fuses_delta_rule(training: TrainingSection, *, on_gpu: bool) -> bool:
+    can = on_gpu and getattr(torch, training.dtype) in FUSED_TYPES
+    if training.delta_net_kernels == "fla" and not (can and _installed("fla")):
+        raise ConfigError(
+            "training.delta_net_kernels = fla needs a GPU, training.dtype = bfloat16 and the package "
+            "flash-linear-attention; set torch or auto"
+        )
+    return training.delta_net_kernels != "torch" and can and _installed("fla")
 
 
 def _takes_flex(training: TrainingSection, *, engine: bool, on_gpu: bool) -> bool:

@@ -129,6 +129,9 @@ class TrainingSection(Section):
     dispatcher: Literal["auto", "alltoall", "flex"] = "auto"
     """Send tokens to experts by all-to-all, or by DeepEP's kernels (flex); auto takes DeepEP, if installed,
     with Transformer Engine's layers in bfloat16 and experts on several ranks."""
+    delta_net_kernels: Literal["auto", "torch", "fla"] = "auto"
+    """Compute gated delta nets in torch, or with flash-linear-attention's kernels (fla), in 16 bits on a GPU;
+    auto takes these if installed there."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
     """Compute log-probs and entropy over the logits of this many tokens at a time."""
     recompute: Literal["off", "selective", "full"] = "off"

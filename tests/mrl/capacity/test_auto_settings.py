@@ -18,8 +18,10 @@ from tests.tiny_models import write_model
 SMALLEST = ["run.name=a", "data.train=rows.jsonl", "reward.kind=maths"]
 EXPLICIT = [
     "training.dtype=bfloat16", "rollout.dtype=bfloat16", "rollout.enforce_eager=false",
-    "rollout.kv_cache_bytes=1048576",
+    "rollout.kv_cache_bytes=1048576", "training.spec=local", "training.dispatcher=alltoall",
+    "training.delta_net_kernels=torch",
 ]  # fmt: skip
+SPREAD = ["training.layout={ep: 2, dp: 2}"]
 LARGE = "model.path=weights/Qwen3-30B-A3B"
 """A model of configs/models: 48 layers, 4 key-value heads of 128."""
 
@@ -86,8 +88,36 @@ def test_a_line_names_the_chosen_values() -> None:
     assert auto_values(config, on_cpu(config), gpus=False) == line
     line = "CPU run: training in float32, KV cache of 2 GiB per engine rank"
     assert auto_values(half, on_cpu(half), gpus=False) == line
-    line = "GPU run: training in bfloat16, engines in bfloat16, compiled engines"
+    line = (
+        "GPU run: training in bfloat16, transformer engine layers, experts by all-to-all, "
+        "engines in bfloat16, compiled engines"
+    )
     assert auto_values(config, resolve_auto(config, gpus=True, memory_bytes=0), gpus=True) == line
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "packages", "kernels"),
+    [
+        ("Qwen3-30B-A3B", [], {"transformer_engine"}, ("transformer_engine", "alltoall", "torch")),
+        ("Qwen3-30B-A3B", [], {"fla", "deep_ep"}, ("local", "alltoall", "torch")),
+        ("Qwen3-30B-A3B", SPREAD, {"transformer_engine", "deep_ep"}, ("transformer_engine", "flex", "torch")),
+        ("Qwen3-30B-A3B", [*SPREAD, "training.router_dtype=fp64"], {"transformer_engine", "deep_ep"},
+         ("transformer_engine", "alltoall", "torch")),
+        ("gpt-oss-120b", [], {"transformer_engine"}, ("local", "alltoall", "torch")),
+        ("Qwen3-Next-80B-A3B-Instruct", [], {"transformer_engine", "fla"},
+         ("transformer_engine", "alltoall", "fla")),
+        ("Qwen3-Next-80B-A3B-Instruct", ["training.dtype=float32"], {"fla"}, ("local", "alltoall", "torch")),
+    ],
+)  # fmt: skip
+def test_installed_kernels_become_settings_that_the_start_prints(model, words, packages, kernels) -> None:
+    """The values are those that models/megatron/layer_choice.py would choose on such a GPU by itself."""
+    config = auto(f"model.path=weights/{model}", *words)
+    resolved = resolve_auto(config, gpus=True, memory_bytes=0, packages=packages)
+    training = resolved.training
+    assert (training.spec, training.dispatcher, training.delta_net_kernels) == kernels
+    line = auto_values(config, resolved, gpus=True)
+    assert f"{kernels[0].replace('_', ' ')} layers" in line
+    assert ("delta nets by" in line) == ("Next" in model)
 
 
 def test_a_plan_has_the_values_of_its_hardware() -> None:
