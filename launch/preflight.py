@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mrl.capacity.estimate import Estimate
-from mrl.capacity.hardware import load_hardware
+from mrl.capacity.fit import fit
+from mrl.capacity.hardware import gpu_node, load_hardware
 from mrl.config.load import load_config
 from mrl.config.root import Config
 from mrl.data.hub_models import names_model
@@ -85,6 +86,15 @@ def too_few_slots(needed: int, facts: Sequence[NodeFacts]) -> list[str]:
         f"the layout needs {needed} slots, the nodes have {' + '.join(map(str, slots))} (Ray "
         f"resource {SLOT}): start more nodes or choose a smaller layout"
     ]
+
+
+def gpu_memory_faults(config: Config, facts: Sequence[NodeFacts]) -> list[str]:
+    """Return a fault if the run cannot fit the GPU with least free memory, by the capacity estimate."""
+    free = [size for node in facts for size in node.gpus.free_bytes]
+    if not free or not names_model(config.model.path):
+        return []
+    refusal = fit(config, gpu_node(max(node.ray.slots for node in facts), free)).refusal
+    return [refusal] if refusal else []
 
 
 def idle_nodes(needed: int, facts: Sequence[NodeFacts]) -> list[str]:
@@ -161,6 +171,7 @@ def check_nodes(
     try:
         facts = _gather_all(nodes, probes, config.run_folder, remaining)
         faults = [*node_faults(facts, floors), *too_few_slots(config.num_slots, facts)]
+        faults = faults or gpu_memory_faults(config, facts)
         if not faults and num_nodes > 1:
             faults = _all_reduce(nodes, probes, floors, remaining)
     finally:

@@ -46,6 +46,8 @@ class Gpus:
 
     free_shares: tuple[float, ...] = ()
     """Free share of each GPU's memory by nvidia-smi, which ignores CUDA_VISIBLE_DEVICES."""
+    memory_bytes: tuple[int, ...] = ()
+    """Memory of each GPU, if nvidia-smi knows it."""
     states: tuple[GpuState, ...] = ()
     models: tuple[str, ...] = ()
     driver: str = ""
@@ -76,6 +78,13 @@ class Gpus:
             if all(map(str.isdigit, visible))
             else shares
         )
+
+    @property
+    def free_bytes(self) -> list[int]:
+        """Free bytes of each GPU that this process may use; empty if unknown."""
+        if len(self.memory_bytes) < len(self.free_shares):
+            return []
+        return [int(share * self.memory_bytes[number]) for number, share in self.used_shares().items()]
 
     @property
     def counts_text(self) -> str:
@@ -116,6 +125,7 @@ def find_gpus() -> Gpus:
     return dataclasses.replace(
         gpus,
         free_shares=tuple(map(_share, free, total)),
+        memory_bytes=tuple(int(size) << 20 for size in total if size.isdigit()),
         models=models,
         driver=drivers[0],
         states=tuple(map(GpuState, *states)),

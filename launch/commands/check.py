@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.capacity import requirements
+from mrl.capacity.fit import Fit
 from mrl.config.load import dump
 from mrl.config.root import Config
 from mrl.config.run_warnings import warnings_of
@@ -26,7 +27,7 @@ from mrl.launch.cluster.gpus import disagreements, find_gpus
 from mrl.launch.commands import earlier_start
 from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
-from mrl.launch.commands.this_machine import memory_shortage, with_local_models, with_values
+from mrl.launch.commands.this_machine import memory_fit, with_local_models, with_values
 from mrl.launch.slots import smaller
 from mrl.launch.workers.environments import EnvironmentRules, check_environments, require_known_domains
 from mrl.launch.workers.reward_workers import check_rewards
@@ -61,6 +62,9 @@ class Inputs:
     """Texts of single tokens, for samples.jsonl."""
     warnings: tuple[str, ...]
     """Settings and rows that work but are probably unintended."""
+    refusal: str = ""
+    """Why the run cannot fit this machine's free memory; a dry run, which others may start elsewhere, goes
+    on."""
 
 
 def check_run(config: Config) -> Inputs:
@@ -90,9 +94,9 @@ def check_run(config: Config) -> Inputs:
     trial = tuple(stream.take(TRIAL_PROMPTS))
     check_rewards(config.reward, [p for p in trial if not asks_engine(config.reward, p)])
     warnings = [*warnings_of(config), *dataset.warnings(config.loop)]
-    if not may_have_gpus(config):
-        warnings += memory_shortage(config)
-    return Inputs(dataset, acting, trial, token_decoder(tokenizer), tuple(warnings))
+    memory = Fit() if address_of(config.launch) else memory_fit(config)
+    warnings += [memory.warning] * bool(memory.warning)
+    return Inputs(dataset, acting, trial, token_decoder(tokenizer), tuple(warnings), memory.refusal)
 
 
 def dry_run(config: Config) -> tuple[str, tuple[str, ...]]:
@@ -105,7 +109,11 @@ def dry_run(config: Config) -> tuple[str, tuple[str, ...]]:
         if config.model.new is not None and not Path(config.model.path).exists():
             model = config.model.model_copy(update={"path": f"{folder}/model"})
             config = config.model_copy(update={"model": model})
-        return settings, check_run(config).warnings
+        inputs = check_run(config)
+        return settings, (
+            *inputs.warnings,
+            *[f"mrl train is refused here: {inputs.refusal}"] * bool(inputs.refusal),
+        )
 
 
 def may_have_gpus(config: Config) -> bool:

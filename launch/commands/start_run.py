@@ -132,6 +132,8 @@ def assembled(
             inputs = check_run(config)
             for warning in inputs.warnings:
                 log.warning(warning)
+            if inputs.refusal:
+                raise ConfigError(inputs.refusal)
             print(inputs.dataset.report.text(), *chosen, sep="\n", flush=True)
             print(_starting(config), flush=True)
         engines = stack.enter_context(

@@ -7,13 +7,13 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from mrl.capacity.advice import memory_suggestions
 from mrl.capacity.auto_settings import KERNEL_PACKAGES, auto_values, resolve_auto
-from mrl.capacity.estimate import Estimate
-from mrl.capacity.hardware import Hardware, cpu_node, load_hardware
+from mrl.capacity.fit import Fit, fit
+from mrl.capacity.hardware import Hardware, cpu_node, gpu_node, load_hardware
 from mrl.config.root import Config
 from mrl.data.hub_models import model_folder
 from mrl.launch.cluster.cluster import own_gpus
+from mrl.launch.cluster.gpus import find_gpus
 from mrl.launch.cluster.node_facts import available_memory
 
 
@@ -46,17 +46,13 @@ def hardware_here(config: Config) -> Hardware:
     return cpu_node(name, slots=slots, memory_bytes=memory)
 
 
-def memory_shortage(config: Config) -> list[str]:
-    """Return a warning if the slots of a run on this machine, without GPUs, need more memory than it has."""
-    estimate = Estimate(config, hardware_here(config))
-    worst = min(estimate.timeline, key=lambda event: event.free)
-    if worst.free >= 0:
-        return []
-    need, present = (size / 2**30 for size in (worst.total, worst.total + worst.free))
-    return [
-        f"a slot probably needs {need:.1f} GiB in '{worst.name}', but its share of this machine's available "
-        f"memory is {present:.1f} GiB; {'; '.join(['end other programs', *memory_suggestions(estimate)])}"
-    ]
+def memory_fit(config: Config) -> Fit:
+    """Return whether a run's slots on this machine fit the memory that is free now: of the fullest of its
+    GPUs, if nvidia-smi tells, or without GPUs of the machine and its cgroup."""
+    if not own_gpus():
+        return fit(config, hardware_here(config))
+    gpus = find_gpus()
+    return fit(config, gpu_node(gpus.torch, gpus.free_bytes)) if gpus.free_bytes else Fit()
 
 
 def with_local_models(config: Config, *, download: bool = True) -> Config:

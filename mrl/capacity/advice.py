@@ -235,9 +235,9 @@ def cache_warnings(estimate: Estimate) -> list[str]:
 
 
 def memory_suggestions(estimate: Estimate) -> list[str]:
-    """Return the cheapest changes for the first event that does not fit, largest part first."""
-    worst = next((event for event in estimate.timeline if event.free < 0), None)
-    if worst is None:
+    """Return the cheapest changes for the fullest event if it does not fit, largest part first."""
+    worst = min(estimate.timeline, key=lambda event: event.free)
+    if worst.free >= 0:
         return []
     largest = sorted(worst.parts, key=lambda part: -worst.parts[part])
     lines = (_smaller(part, estimate) for part in largest)
@@ -248,6 +248,11 @@ def _smaller(part: str, estimate: Estimate) -> str | None:
     """Return the change that makes one part of the memory smaller; None if there is none."""
     config, layout = estimate.config, estimate.layout
     rollout = config.rollout
+    if part in ("activations", "working") and config.training.microbatch_tokens > config.model.max_length:
+        return (
+            f"a smaller training.microbatch_tokens (now {config.training.microbatch_tokens}; the longest "
+            f"sample has {config.model.max_length}) needs fewer activations"
+        )
     if part in ("activations", "working") and config.training.recompute != "full":
         return "training.recompute=full keeps one hidden state per layer instead of its activations"
     if part == "activations" and layout.tp < estimate.hardware.gpus_per_node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -65,6 +66,12 @@ def cpu_node(name: str, *, slots: int, memory_bytes: int) -> Hardware:
     """Return a machine without GPUs, of unknown speed, whose slots share its available memory."""
     sizes = {"gpus_per_node": slots, "memory_bytes": memory_bytes // slots, "host_memory_bytes": memory_bytes}
     return load_hardware("laptop").model_copy(update={"name": name, "has_speeds": False, **sizes})
+
+
+def gpu_node(gpus: int, free_bytes: Sequence[int]) -> Hardware:
+    """Return a node of GPUs of unknown kind with this free memory each; their memory is the smallest."""
+    sizes = {"gpus_per_node": gpus, "memory_bytes": min(free_bytes)}
+    return load_hardware("8x80gb").model_copy(update={"name": "these GPUs", **sizes})
 
 
 def load_hardware(name: str | Path) -> Hardware:

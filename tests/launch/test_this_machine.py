@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mrl.capacity.fit import Fit
 from mrl.cli import main
 from mrl.config.load import load
+from mrl.launch.cluster.gpus import Gpus
 from mrl.launch.commands import check, this_machine
-from mrl.launch.commands.this_machine import hardware_here, memory_shortage, with_local_models, with_values
+from mrl.launch.commands.this_machine import hardware_here, memory_fit, with_local_models, with_values
 from tests.launch.tiny_runs import words
 from tests.support.hub_cache import add_model, use_cache
 from tests.tiny_models import write_model
@@ -113,17 +115,58 @@ def test_a_run_that_needs_more_memory_than_there_is_gets_a_warning(
     assert "memory" not in caplog.text
     monkeypatch.setattr(this_machine, "available_memory", lambda: 1 << 30)
     assert main(["train", *words(task, tmp_path, "run"), "--dry-run"]) == 0
-    assert "its share of this machine's available memory is 0.5 GiB; end other programs" in caplog.text
+    assert "probably needs" in caplog.text and "available memory is 0.5 GiB; " in caplog.text
+    assert "end other programs" in caplog.text
     monkeypatch.setenv("RAY_ADDRESS", "a cluster")
     caplog.clear()
     assert main(["train", *words(task, tmp_path, "run"), "--dry-run"]) == 0
     assert "memory" not in caplog.text, "the nodes of a cluster are not this machine"
 
 
+def test_a_run_that_cannot_fit_is_refused_before_anything_starts(
+    task: Path,
+    tmp_path: Path,
+    machine: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(this_machine, "available_memory", lambda: 64 << 20)
+    assert main(["train", *words(task, tmp_path, "run", "rollout.kv_cache_bytes=256000000")]) == 2
+    printed = capsys.readouterr()
+    assert "a slot needs at least 0.3 GiB in 'generate' (KV cache 0.2 GiB" in printed.err
+    assert "a lower rollout.kv_cache_bytes" in printed.err and "starting Ray" not in printed.out
+    assert (
+        main(["train", *words(task, tmp_path, "dry", "rollout.kv_cache_bytes=256000000"), "--dry-run"]) == 0
+    )
+    assert "mrl train is refused here: a slot needs at least" in caplog.text
+
+
 def test_a_shortage_names_what_helps_without_gpus(machine: None) -> None:
-    (warning,) = memory_shortage(load([], SMALLEST))
-    assert "GiB in 'update'" in warning and "is 8.0 GiB" in warning
-    assert "gpu_memory" not in warning and "offload" not in warning
+    refusal = memory_fit(load([], SMALLEST)).refusal
+    assert "GiB in 'update'" in refusal and "is 8.0 GiB" in refusal
+    assert "gpu_memory" not in refusal and "offload" not in refusal
+    wide = memory_fit(load([], [*SMALLEST, "training.microbatch_tokens=4194304", "model.max_length=4096"]))
+    assert "(activations " in wide.refusal
+    advice = "GiB; a smaller training.microbatch_tokens (now 4194304; the longest sample has 4096)"
+    assert advice in wide.refusal, "of the largest part first"
+
+
+@pytest.mark.parametrize(("free", "word"), [(141 << 30, ""), (30 << 30, "at least"), (80 << 30, "probably")])
+def test_on_gpus_the_fullest_of_those_in_use_decides(
+    free: int, word: str, machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares, sizes = (1.0, 0.0, free / (150 << 30)), (150 << 30,) * 3
+    gpus = Gpus(free_shares=shares, memory_bytes=sizes, torch=2, visible="0,2")
+    monkeypatch.setattr(this_machine, "own_gpus", lambda: 2)
+    monkeypatch.setattr(this_machine, "find_gpus", lambda: gpus)
+    layout = ["training={layout: {dp: 8, ep: 8}, recompute: full}", "rollout.tp=8", "model.max_length=2048"]
+    result = memory_fit(load([], [*SMALLEST, *layout]))
+    sentence = result.refusal + result.warning
+    assert bool(sentence) == bool(word) and word in sentence
+    assert ("GPU with least free memory has" in sentence) == bool(word)
+    monkeypatch.setattr(this_machine, "find_gpus", lambda: Gpus(torch=2))
+    assert memory_fit(load([], [*SMALLEST, *layout])) == Fit(), "nvidia-smi does not tell"
 
 
 def test_every_model_of_a_run_may_be_a_name_of_the_hub(
