@@ -14,15 +14,24 @@ from mrl.rollout.engine_process import EngineProcess
 
 
 def prepare(
-    rollout: RolloutSection, part: EngineProcess, meeting: tuple[str, int] | None, *, compiled: bool
+    rollout: RolloutSection,
+    part: EngineProcess,
+    meeting: tuple[str, int] | None,
+    *,
+    compiled: bool,
+    on_cpu: bool,
 ) -> None:
-    """Set the variables that vLLM reads; call it before vLLM's first import in this process."""
+    """Set the variables that vLLM reads; call it before vLLM's first import in this process.
+
+    On GPUs the engine's log has vLLM's INFO lines: the kernels that it chose for attention, linear layers and
+    experts, seconds of compiling, and the memory of each sleep.
+    """
     if "vllm" in sys.modules and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
         raise RolloutError(
             "vllm was imported before mrl.rollout.vllm_environment.prepare, whose settings it would not "
             "read; create the RolloutEngine in its own process, before anything imports vllm"
         )
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING" if on_cpu else "INFO")
     use_own_compile_cache()
     for name, value in variables(rollout, part, meeting, compiled=compiled).items():
         if value is None:

@@ -106,7 +106,7 @@ def arguments(
         )
     on_cpu = not torch.cuda.is_available()
     eager = is_eager(rollout, on_cpu=on_cpu, routes=routes)
-    vllm_environment.prepare(rollout, part, meeting, compiled=not (on_cpu and eager))
+    vllm_environment.prepare(rollout, part, meeting, compiled=not (on_cpu and eager), on_cpu=on_cpu)
     if on_cpu:
         vllm_limits.check_cpu(model_path, tp=rollout.tp, expert_parallel=rollout.expert_parallel)
         vllm_preload.preload_by_short_paths()

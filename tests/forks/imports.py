@@ -40,7 +40,9 @@ def preload(kind: str) -> None:
 
         return
     config = quickstart()
-    vllm_environment.prepare(config.rollout, EngineProcess(), None, compiled=_is_compiled(config))
+    vllm_environment.prepare(
+        config.rollout, EngineProcess(), None, compiled=_is_compiled(config), on_cpu=True
+    )
     import vllm.v1.engine.llm_engine  # noqa: F401
 
     import mrl.cpu.vllm_worker
