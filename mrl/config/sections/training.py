@@ -147,8 +147,9 @@ class TrainingSection(Section):
     anyway."""
     num_threads: int = Field(default=1, ge=1)
     """Use this many intra-op threads per rank on CPU."""
-    collective_seconds: float = Field(default=600.0, gt=0)
-    """Wait at most this many seconds for other ranks in each of the trainer's process groups."""
+    collective_seconds: float = Field(default=1800.0, gt=0)
+    """Wait at most this many seconds for other ranks in each of the trainer's process groups; on GPUs, ranks
+    are minutes apart in a first step, which compiles kernels and pins host memory."""
     router_dtype: Literal["fp32", "fp64"] = "fp32"
     """Compute the router's matmul and softmax in this type."""
     router_aux_loss: float = Field(default=0.0, ge=0)
