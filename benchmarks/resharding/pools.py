@@ -5,7 +5,7 @@
 
 `--nodes`: the node of every trainer rank, then of every engine rank. Each node is a network namespace whose
 link to a common bridge has the given rate each way (a token bucket: nothing is lost). The processes of a node
-share its link. Needs root, iproute2, and a kernel with veth, bridges and sch_tbf.
+share its link. The proof of every session compares all weights, not timed. Needs root, iproute2, and a kernel with veth, bridges and sch_tbf.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,12 +29,10 @@ import torch.distributed as dist
 
 from benchmarks.resharding import models
 from benchmarks.resharding.limited_link import INTERFACE, run, token_bucket
-from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.storage import Storage, StorageConsumer
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import ConfigError, WeightSyncError
-from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.plan import Plan
@@ -74,6 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trainers", type=int, default=2, help="number of trainer ranks")
     parser.add_argument("--rollout", type=_numbers, default=[1, 1], help="tp,ep of engines")
     parser.add_argument("--bucket-mib", type=float, default=4.0)
+    parser.add_argument("--delta", choices=("off", "auto", "on"), default="off", help="as sync.delta")
+    parser.add_argument(
+        "--changed", type=float, default=1.0, help="share of elements that change from version to version"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=600.0, help="deadline of the whole run in seconds")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
@@ -153,7 +156,7 @@ class _Rank:
         self._hf = models.config_of(options.model, scale=options.scale, train=self._train)
         self._sync = SyncSection(
             bucket_bytes=int(options.bucket_mib * (1 << 20)), transport="distributed",
-            deadline_seconds=options.seconds,
+            deadline_seconds=options.seconds, delta=options.delta,
         )  # fmt: skip
         self._wait = datetime.timedelta(seconds=options.seconds)
         self._store: Any = None
@@ -184,14 +187,17 @@ class _Rank:
         store = f"tcp://{_address(options.nodes[0])}:{PORT}"
         weight_sync = PlannedSync(trainer, self._sync, addresses, manifests, topology=topology, store=store)
         self._store.set("digest", weight_sync.digest)
-        seconds = []
+        seconds, sent = [], []
+        trainer.fill(0)
         for version in range(options.repeats + 1):
-            trainer.fill(version)
+            if version:
+                _change(trainer, version, options.changed)
             self._meet(f"filled{version}")
             figures = weight_sync.send(_session(version, weight_sync.digest))
             seconds.append(figures["move_seconds"])
+            sent.append(int(figures.get("sent_bytes", 0)))
         if rank == 0:
-            self._show(weight_sync.plan, seconds[1:])
+            self._show(weight_sync.plan, seconds, sent)
         weight_sync.close()
         trainer.close()
         return 0
@@ -202,15 +208,11 @@ class _Rank:
         receiver = Receiver(deadline_seconds=self._options.seconds, device=CPU, host=host)
         self._store.set(f"address{number}", receiver.address)
         digest = self._store.get("digest").decode()
-        checkpoint = family_of(self._hf).checkpoint_tensors(self._hf)
         for version in range(self._options.repeats + 1):
             storage.poison()
             self._meet(f"filled{version}")
             receiver.receive(_session(version, digest), StorageConsumer(storage))
-        difference = storage.first_difference(MadeUp(checkpoint, version=self._options.repeats))
         receiver.close()
-        if difference:
-            raise WeightSyncError(f"engine rank {number}: {difference}")
         return 0
 
     def _meet(self, name: str) -> None:
@@ -221,15 +223,15 @@ class _Rank:
                 raise WeightSyncError(f"not all ranks came to {name}")
             time.sleep(0.02)
 
-    def _show(self, plan: Plan, seconds: Sequence[float]) -> None:
-        """Print what was measured beside what the links need at full rate."""
+    def _show(self, plan: Plan, seconds: Sequence[float], sent: Sequence[int]) -> None:
+        """Print what was measured beside what the links need at full rate; the first session is not counted."""
         received, sent = plan.traffic[2], plan.traffic[4]
         rate = self._options.gbit * 1e9 / 8
         nodes = np.array(self._options.nodes)
         busiest = max(
             max(received[nodes == node].sum(), sent[nodes == node].sum()) for node in range(nodes.max() + 1)
         )
-        measured = statistics.median(seconds)
+        measured = statistics.median(seconds[1:])
         report = {
             **plan.summary(),
             "busiest_link_bytes": int(busiest),
@@ -237,12 +239,21 @@ class _Rank:
             "measured_seconds": measured,
             "measured_over_predicted": measured * rate / busiest,
             "all_seconds": list(seconds),
+            "sent_bytes_of_rank_0": list(sent),
         }
         print(json.dumps(report, indent=1), flush=True)
 
 
 def _session(version: int, digest: str) -> Session:
-    return Session(f"{version:032x}", version - 1, version, digest, full=False)
+    return Session(f"{version:032x}", version - 1, version, digest)
+
+
+def _change(trainer: BenchTrainer, version: int, share: float) -> None:
+    """Change the lowest bit of a share of the elements, alike on all replicas."""
+    for local, tensor, _, _ in trainer.local_tensors():
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{version} {local.name}".encode()))
+        words = tensor.view(-1).view(torch.int16)
+        words[torch.rand(words.numel(), generator=generator) < share] ^= 1
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.slot_plan import SlotPart
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.planner.trainer_manifests import trainer_rank_manifests
+from mrl.resharding.transfer.changes import SentWeights
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.lease import LentMemory, describe_device, describe_files, lenders_tensors
 from mrl.resharding.transfer.proof import ReadBoxes, TrainerProof
@@ -106,6 +107,7 @@ class PlannedSync:
         self._group = dist.group.WORLD if world > 1 else None
         self._rank = dist.get_rank() if world > 1 else 0
         self._num_receivers = len(addresses)
+        self._sent = self._sent_weights()
         self._mesh = None if sync.transport == "auto" else self._mesh_through(store)
         self._senders = {
             r: WeightSender(addresses[r], sync, self._link_to(r))
@@ -172,7 +174,22 @@ class PlannedSync:
             num_receivers=self._num_receivers,
             device=self._trainer.device,
             deadline_seconds=sync.deadline_seconds,
+            packs=self._sent is not None,
         )
+
+    def _sent_weights(self) -> SentWeights | None:
+        """Return the copy of what was sent, if `sync.delta` wants one and the transport can use it."""
+        sync, on_cpu = self._sync, self._trainer.device.type == "cpu"
+        if sync.delta == "off":
+            return None
+        if sync.transport == "distributed" and on_cpu:
+            return SentWeights(sync.delta)
+        if sync.delta == "on":
+            raise WeightSyncError(
+                f"sync.delta = on needs messages over gloo, but sync.transport is {sync.transport} on "
+                f"{self._trainer.device.type}; set sync.delta to auto or off"
+            )
+        return None
 
     def _link_to(self, receiver: int) -> SlotLink | MeshLink:
         if self._mesh is None:
@@ -279,6 +296,7 @@ class PlannedSync:
                 self._proof,
                 mesh=self._mesh,
                 reads_buckets=self._route.reads_buckets,
+                sent=self._sent,
             )
         except BaseException:
             self._lane = None  # its buckets may still have messages of the failed session in flight
@@ -344,7 +362,7 @@ class PlannedSync:
         else:
             receivers = {s: r for r, s in enumerate(topology.engine_slots) if r not in self._absent}
             places = ranks.run_on_all(lambda: self._places(ranks))
-            self._lane = MeshTransport(self._mesh, self.part, receivers, places)
+            self._lane = MeshTransport(self._mesh, self.part, receivers, places, self._sent)
         return self._lane
 
     def _places(self, ranks: RankGroup) -> list[dict[int, int]]:

@@ -16,6 +16,7 @@ import torch
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.transfer.changes import HeldMessages
 from mrl.resharding.transfer.conversation import SessionConversation
 from mrl.resharding.transfer.copies import wire_arrays
 from mrl.resharding.transfer.lease import Lease, reuse_or_open_lease
@@ -81,6 +82,7 @@ class Receiver:
         """Proof of the open session; None if the session has none."""
         self._lease: Lease | None = None
         self._neighbours: list[NeighbourBuckets] = []
+        self._held = HeldMessages()
         self._spent: dict[str, float] = {}
 
     @property
@@ -169,8 +171,15 @@ class Receiver:
         session = conversation.session
         key = (session.digest, opening.tables_digest)
         tables = self._known_tables.get(key)
-        buckets, wants = self._open_inbox().share(session.session_id), tables is None
-        conversation.send(m.Opened(session_id=session.session_id, wants_tables=wants, buckets=buckets))
+        conversation.send(
+            m.Opened(
+                session_id=session.session_id,
+                wants_tables=tables is None,
+                buckets=self._open_inbox().share(session.session_id),
+                held_version=self._held.version(opening.tables_digest),
+            )
+        )
+        self._held.begin(opening.tables_digest)
         if tables is None:
             message = conversation.next("the plan's tables")
             if not isinstance(message, m.PlanTables):
@@ -221,7 +230,8 @@ class Receiver:
         if not isinstance(message, m.WindowFilled) or message.index != expected:
             raise WeightSyncError(f"{conversation.session}: expected window {expected}, got {message!r:.200}")
         mark = time.monotonic()
-        received = self._bytes(conversation, message.buffer, size, message.messages)
+        held = self._held.window(expected) if self._open_inbox().packs else None
+        received = self._bytes(conversation, message.buffer, size, message.messages, held)
         self._spent["copy"] += time.monotonic() - mark
         return received
 
@@ -284,6 +294,8 @@ class Receiver:
             raise WeightSyncError(f"expected the commit of {conversation.session}, got {message.kind}")
         conversation.send(m.Committed(session_id=conversation.session.session_id))
         self.progress.commit()
+        if self._open_inbox().packs:
+            self._held.commit(conversation.session.to_version)
 
     # -- pieces ----------------------------------------------------------------------------------------------
 
@@ -293,10 +305,11 @@ class Receiver:
         which: int,
         num_bytes: int,
         parcels: Sequence[m.BucketMessage] | None = None,
+        held: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return a bucket's bytes; if the sender gives up, which drops its messages, raise its reason."""
         try:
-            return self._open_inbox().take(which, num_bytes, parcels)
+            return self._open_inbox().take(which, num_bytes, parcels, held)
         except MessageLost:
             while True:  # until its Abort, its death or the deadline raises
                 conversation.next("the sender's own error", seconds=_LAST_WORDS_SECONDS)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
+from mrl.resharding.transfer.changes import SentWeights
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.copies import run_copies
 from mrl.resharding.transfer.proof import TrainerProof
@@ -25,7 +26,7 @@ from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.transfer.transports import Transport
 from mrl.resharding.wire.mesh_link import TrainerMesh
-from mrl.resharding.wire.messages import BucketMessage
+from mrl.resharding.wire.messages import BucketMessage, Opened
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def run_session(
     *,
     mesh: TrainerMesh | None = None,
     reads_buckets: bool = False,
+    sent: SentWeights | None = None,
 ) -> dict[str, float]:
     """Send one session; every rank of the group calls it. All ranks return after the commit, or all raise.
 
@@ -66,15 +68,20 @@ def run_session(
             it together after everything was sent, while the parameters cannot change.
         mesh: needed also by a rank that feeds no engine rank.
         reads_buckets: some engine ranks read the receive buckets of others; equal on all ranks.
+        sent: the version before, if changes may be sent; None on all ranks or on none.
 
     Returns:
         By metric name: seconds of this rank, of its slowest receiver, and bytes of this slot.
     """
     flat, senders = [tensor.reshape(-1) for tensor in tensors], [feed.sender for feed in feeds]
     try:
-        buckets = ranks.run_on_all(lambda: _open(session, feeds, at_once=lane is None))
+        opened = ranks.run_on_all(lambda: _open(session, feeds, at_once=lane is None))
+        if reads_buckets or sent is not None:
+            opened = {r: answer for of_rank in ranks.all_gather(opened) for r, answer in of_rank.items()}
         if reads_buckets:
-            _introduce(feeds, {r: b for of_rank in ranks.all_gather(buckets) for r, b in of_rank.items()})
+            _introduce(feeds, {receiver: answer.buckets for receiver, answer in opened.items()})
+        if sent is not None:
+            sent.begin({receiver: answer.held_version for receiver, answer in opened.items()})
         if lane is not None:
             ranks.run_on_all(lambda: _connect(senders, session, mesh))
         started, packing = time.monotonic(), 0.0
@@ -96,18 +103,23 @@ def run_session(
         traceback.clear_frames(error.__traceback__)  # else a kept error keeps the buffers mapped
         raise
     reports = [v.seconds for v in verified]
-    return {f"{name}_seconds": max(r[name] for r in reports) for name in (reports[0] if reports else ())} | {
-        "bytes": float(sum(feed.tables.num_bytes for feed in feeds)),
-        "move_seconds": moved - started,
-        "pack_seconds": packing,
-        "commit_seconds": time.monotonic() - finished,
-        "prove_seconds": proved - moved,
-        "sender_wait_seconds": max((sender.wait_seconds for sender in senders), default=0.0),
-    }
+    sizes = {} if sent is None else sent.end(session.to_version, flat, moved - started)
+    return (
+        sizes
+        | {f"{name}_seconds": max(r[name] for r in reports) for name in (reports[0] if reports else ())}
+        | {
+            "bytes": float(sum(feed.tables.num_bytes for feed in feeds)),
+            "move_seconds": moved - started,
+            "pack_seconds": packing,
+            "commit_seconds": time.monotonic() - finished,
+            "prove_seconds": proved - moved,
+            "sender_wait_seconds": max((sender.wait_seconds for sender in senders), default=0.0),
+        }
+    )
 
 
-def _open(session: Session, feeds: Sequence[ReceiverFeed], at_once: bool) -> dict[int, list[dict[str, Any]]]:
-    """Announce the session to all receivers, then wait for each; return their buckets' descriptions.
+def _open(session: Session, feeds: Sequence[ReceiverFeed], at_once: bool) -> dict[int, Opened]:
+    """Announce the session to all receivers, then wait for each; return their answers.
 
     If a receiver is gone, the others learn that the session ended instead of waiting for it to open."""
     for feed in feeds:
@@ -168,6 +180,7 @@ def _ready(
         try:
             bucket, started = lane.bucket(turn), time.monotonic()
             run_copies(window.pack, flat, bucket)
+            lane.prepare(turn, window)
             seconds = time.monotonic() - started
         finally:  # else bytes of a session that fails here could arrive in the next one
             arrived = lane.finish(turn - 1)

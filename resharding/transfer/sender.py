@@ -81,14 +81,12 @@ class WeightSender:
             )
         )
 
-    def accepted(self, tables: Tables) -> list[dict[str, Any]]:
-        """Wait until the receiver accepts the session; send it the tables if it lacks them.
-
-        Returns the description of its buckets, for other engine ranks of its node."""
+    def accepted(self, tables: Tables) -> m.Opened:
+        """Wait until the receiver accepts the session; send it the tables if it lacks them."""
         opened = self._next(m.Opened, "the receiver to accept")
         if opened.wants_tables:
             self._post(m.PlanTables(session_id=self._open_session().session_id, tables=tables.encode()))
-        return opened.buckets
+        return opened
 
     def introduce(self, buckets: Sequence[list[dict[str, Any]]]) -> None:
         """Describe to the receiver the buckets of its tables' neighbours."""

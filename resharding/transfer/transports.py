@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from mrl.resharding.planner.slot_plan import SlotMessage, SlotPart, WindowPart
+from mrl.resharding.transfer.changes import SentWeights
 from mrl.resharding.transfer.collectives import RankGroup
+from mrl.resharding.transfer.copies import run_copies
 from mrl.resharding.wire.bucket_messages import digest_in, with_digests, with_trailers
 from mrl.resharding.wire.mesh import Outgoing
 from mrl.resharding.wire.mesh_link import TrainerMesh
@@ -34,6 +36,9 @@ class PeerTransport:
     def bucket(self, turn: int) -> torch.Tensor:
         """Return the send bucket of a window, free to pack into."""
         return self._buckets[turn % 2]  # the window before the last was finished
+
+    def prepare(self, turn: int, window: WindowPart) -> None:
+        """Do nothing: packed bytes go as they are."""
 
     def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
         """Start the window's packed messages; receive the peers' messages for this slot into `received`."""
@@ -73,9 +78,16 @@ class MeshTransport:
         part: SlotPart,
         receiver_of_slot: Mapping[int, int],
         places: Sequence[Mapping[int, int]],
+        sent: SentWeights | None = None,
     ) -> None:
-        """`receiver_of_slot`: only engine ranks that take part; messages for others are not sent. `places`:
-        by window, slot -> offset of this rank's message in that slot's receive bucket."""
+        """Allocate the send buckets.
+
+        Args:
+            receiver_of_slot: only engine ranks that take part; messages for others are not sent.
+            places: by window, slot -> offset of this rank's message in that slot's receive bucket.
+            sent: the version before, if messages may be sent as changes of it."""
+        self._sent, self._changes = sent, [{}, {}]
+        self._old = _send_buckets(part, mesh.device)[0] if sent is not None else torch.empty(0)
         self._mesh, self._receiver_of_slot, self._places = mesh, receiver_of_slot, places
         self._buckets = _send_buckets(part, mesh.device)
         self._works: list[list[Any]] = [[], []]
@@ -86,12 +98,31 @@ class MeshTransport:
         self._mesh.wait(works)
         return self._buckets[turn % 2]
 
+    def prepare(self, turn: int, window: WindowPart) -> None:
+        """Find what changed in the messages of the bucket, if that is to be sent."""
+        sent = self._sent
+        if sent is None:
+            return
+        is_useful, bucket = sent.is_useful, self._buckets[turn % 2]
+        if is_useful:
+            run_copies(window.pack, sent.tensors, self._old)
+        self._changes[turn % 2] = {
+            m.peer: sent.packed(
+                self._receiver_of_slot[m.peer],
+                self._old[m.offset : m.offset + m.num_bytes],
+                bucket[m.offset : m.offset + m.num_bytes],
+            )
+            for m in window.sends
+            if m.peer in self._receiver_of_slot
+        }
+
     def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
         """Start the window's packed messages; engine ranks receive them themselves."""
-        bucket, messages = self._buckets[turn % 2], []
+        bucket, messages, changes = self._buckets[turn % 2], [], self._changes[turn % 2]
         for m in (m for m in window.sends if m.peer in self._receiver_of_slot):
             data, place = bucket[m.offset : m.offset + m.num_bytes], self._places[turn][m.peer]
-            messages.append(Outgoing(self._receiver_of_slot[m.peer], data, turn % 2, place))
+            receiver, packed = self._receiver_of_slot[m.peer], changes.get(m.peer)
+            messages.append(Outgoing(receiver, data, packed, bucket=turn % 2, offset=place))
         self._works[turn % 2] = self._mesh.send(messages)
 
     def finish(self, turn: int) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.wire.bucket_messages import digest_in, with_digests, with_trailers
+from mrl.resharding.wire.bucket_messages import digest_in, trailer, with_digests, with_trailers
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.meeting import Meeting
 
@@ -43,6 +43,8 @@ class Outgoing:
     rank: int
     data: torch.Tensor
     """Flat uint8."""
+    packed: torch.Tensor | None = None
+    """The same as changes of the version before (`delta.pack`), to be sent instead; flat uint8."""
     bucket: int = 0
     """Receiver's bucket for them; `offset` is where in it they begin."""
     offset: int = 0
@@ -88,6 +90,35 @@ class Mesh:
     def send(self, messages: Sequence[Outgoing]) -> list[Any]:
         """Start the messages, each followed by its digest; keep the data unchanged until `wait` returns."""
         return self.start(with_digests((m.rank, m.data) for m in messages), ())
+
+    def send_packed(self, messages: Sequence[Outgoing]) -> list[Any]:
+        """Start the messages as they are or packed, each after a header; otherwise like `send`."""
+        sends = []
+        for m in messages:
+            body = m.data if m.packed is None else m.packed
+            head = torch.tensor([body.numel(), int(m.packed is not None)])
+            sends += [(m.rank, torch.cat([head, trailer(m.data)])), (m.rank, body)]
+        return self.start(sends, ())
+
+    def receive_packed(
+        self, parcels: Sequence[tuple[int, torch.Tensor]]
+    ) -> list[tuple[int, torch.Tensor | None]]:
+        """Fill each (rank, data) with that rank's next message, unless it comes packed.
+
+        Returns, by message, the digest of the data, and the packed message or None."""
+        heads = [torch.empty(3, dtype=torch.int64) for _ in parcels]
+        ranks = [rank for rank, _ in parcels]
+        self.wait(self.start((), list(zip(ranks, heads, strict=True))), "the head of a message did not come")
+        bodies = []
+        for head, (rank, data) in zip(heads, parcels, strict=True):
+            size, is_packed, _ = head.tolist()
+            if not (size < data.numel() if is_packed else size == data.numel()):
+                raise MessageLost(f"rank {rank} sends {size} bytes for a message of {data.numel()}")
+            bodies.append(torch.empty(size, dtype=torch.uint8) if is_packed else data)
+        self.wait(self.start((), list(zip(ranks, bodies, strict=True))), "bytes of a bucket did not come")
+        return [
+            (digest_in(head[2:]), body if head[1] else None) for head, body in zip(heads, bodies, strict=True)
+        ]
 
     def flush(self, works: Sequence[Any]) -> None:
         """Do nothing: messages travel without help."""

@@ -14,6 +14,7 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.bucket_messages import require_digest, split
 from mrl.resharding.wire.channel import Lost
+from mrl.resharding.wire.delta import unpack
 from mrl.resharding.wire.meeting import Meeting
 from mrl.resharding.wire.mesh import Mesh, Outgoing
 from mrl.resharding.wire.messages import BucketMessage
@@ -39,9 +40,17 @@ class TrainerMesh:
         num_receivers: int,
         device: torch.device,
         deadline_seconds: float,
+        packs: bool = False,
     ) -> None:
-        """`kind`: a key of `KINDS`. `store`: address of the trainers' torch.distributed store (`Meeting`)."""
+        """Describe the mesh; `connect` joins it.
+
+        Args:
+            kind: a key of `KINDS`.
+            store: address of the trainers' torch.distributed store (`Meeting`).
+            packs: messages may be sent as changes of the version before; only for kind distributed on CPUs.
+        """
         self.kind = kind
+        self.packs = packs
         self.device = device
         self.rank, self.num_trainers = rank, num_trainers
         self._store, self._receivers = store, list(range(num_receivers))
@@ -59,6 +68,7 @@ class TrainerMesh:
             "store": self._store,
             "rank": self._rank_of(receiver),
             "size": self._size,
+            "packs": self.packs,
         }
 
     def keep(self, receivers: Sequence[int]) -> None:
@@ -95,6 +105,8 @@ class TrainerMesh:
         if self._mesh is None:
             raise WeightSyncError("a message was sent before the session's ranks had met")
         ranked = [dataclasses.replace(m, rank=self._rank_of(m.rank)) for m in messages]
+        if self.packs and isinstance(self._mesh, Mesh):
+            return self._mesh.send_packed(ranked)
         return self._mesh.send(ranked)
 
     def flush(self, works: Sequence[Any]) -> None:
@@ -153,6 +165,11 @@ class MeshInbox:
         if self._shared is None:
             self._own = [torch.empty(self.num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
 
+    @property
+    def packs(self) -> bool:
+        """True if messages may come as changes of the version before."""
+        return self._description["packs"]
+
     def is_for(self, descriptions: Sequence[dict[str, Any]]) -> bool:
         return self._mesh is not None and list(descriptions) == [self._description]
 
@@ -177,16 +194,32 @@ class MeshInbox:
         return self._shared.export()
 
     def take(
-        self, which: int, num_bytes: int, parcels: Sequence[BucketMessage] | None = None
+        self,
+        which: int,
+        num_bytes: int,
+        parcels: Sequence[BucketMessage] | None = None,
+        held: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the bucket's first `num_bytes`, filled by the parcels' senders, until its next `take`."""
+        """Return the bucket's first `num_bytes`, filled by the parcels' senders, until its next `take`.
+
+        `held`: the same bytes in the version before, or empty; it becomes those of this version."""
         if self._mesh is None or parcels is None:
             raise WeightSyncError("a window came before the session's ranks had met, or without its messages")
         bucket = self._buckets[which][:num_bytes]
         expected = split(bucket, parcels)
-        digests = self._mesh.receive(expected)
-        for (rank, data), sent in zip(expected, digests, strict=True):
-            require_digest(data, sent, rank)
+        if self.packs and isinstance(self._mesh, Mesh):
+            messages = self._mesh.receive_packed(expected)
+        else:
+            messages = [(digest, None) for digest in self._mesh.receive(expected)]
+        for (rank, data), (digest, packed), place in zip(expected, messages, parcels, strict=True):
+            if packed is not None:
+                if held is None or not held.numel():
+                    raise WeightSyncError(f"trainer rank {rank} sends changes of bytes that are not here")
+                data.copy_(held[place.offset : place.offset + place.num_bytes])
+                unpack(data, packed)
+            require_digest(data, digest, rank)
+        if held is not None:
+            held.resize_(num_bytes).copy_(bucket)
         if self._shared is not None:
             self._shared.arrived()
         return bucket

@@ -55,6 +55,8 @@ class Opened(Message):
     wants_tables: bool
     buckets: list[dict[str, Any]] = []
     """The receive buckets, for other engine ranks of the node; empty if they cannot be shared."""
+    held_version: int | None = None
+    """Version whose messages the receiver still has, by the same tables; None if it needs whole ones."""
 
 
 class PlanTables(Message):

@@ -64,10 +64,20 @@ class SlotInbox:
         """Describe nothing: other engine ranks read the trainers' memory instead."""
         return []
 
+    @property
+    def packs(self) -> bool:
+        """False: in shared memory, changes would save nothing."""
+        return False
+
     def take(
-        self, which: int, num_bytes: int, parcels: Sequence[BucketMessage] | None = None
+        self,
+        which: int,
+        num_bytes: int,
+        parcels: Sequence[BucketMessage] | None = None,
+        held: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the bucket's first `num_bytes`, filled by the sender; valid until its next `take`."""
+        """Return the bucket's first `num_bytes`, filled by the sender; valid until its next `take`. `held` is
+        ignored."""
         bucket = self._opened[which].buffer[:num_bytes]
         if parcels is None:
             return bucket

@@ -42,6 +42,8 @@ class Step:
     whole: bool = False
     breaks: bool = False
     """The last receiver raises midway; it ends if the next session omits it."""
+    content: int | None = None
+    """Number of the made-up weights; None: the version's."""
     joins: bool = False
     """Another process replaced the last receiver before the session."""
 
@@ -57,13 +59,20 @@ class Broken(StorageConsumer):
 
 
 def one_process(
-    rank: int, size: int, port: int, layout: Layout, transport: str, script: Script, together: bool = False
+    rank: int,
+    size: int,
+    port: int,
+    layout: Layout,
+    transport: str,
+    script: Script,
+    together: bool = False,
+    delta: str = "off",
 ) -> Any:
     """Run a process of `run_ranks`: trainer ranks first, then receivers, with `together` on one node."""
     trainers = layout.world_size
     with store_of(rank, trainers, port) as store:
         if rank < trainers:
-            sync = SYNC.model_copy(update={"transport": transport})
+            sync = SYNC.model_copy(update={"transport": transport, "delta": delta})
             end = train(rank, layout, sync, script, size - trainers, store, port, together)
         else:
             end = generate(rank - trainers, size - trainers, transport, script, store)
@@ -108,7 +117,7 @@ def train(
         weight_sync = syncs[step.whole]
         if step.joins:
             weight_sync.redial({receivers - 1: store.get("address-new").decode()})
-        trainer.fill(step.end)
+        trainer.fill(step.end if step.content is None else step.content)
         try:
             figures.append(weight_sync.send(opened(number, step, weight_sync.digest), step.absent))
         except WeightSyncError as error:
@@ -145,7 +154,8 @@ def generate(number: int, receivers: int, transport: str, script: Script, store:
         windows = Broken(storage) if step.breaks and last else StorageConsumer(storage)
         try:
             receiver.receive(opened(turn, step, digests[step.whole]), windows)
-            assert storage.first_difference(MadeUp(checkpoint, version=step.end)) is None
+            content = step.end if step.content is None else step.content
+            assert storage.first_difference(MadeUp(checkpoint, version=content)) is None
         except (WeightSyncError, ValueError) as error:
             assert step.breaks and receiver.progress.state is ReceiverState.FAILED
             errors.append(str(error))

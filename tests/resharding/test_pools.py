@@ -89,3 +89,35 @@ def test_sessions_go_on_without_a_receiver_and_with_the_one_that_replaces_it(
     for figures, errors, _ in results[:size]:
         assert len(figures) == 7 and errors.keys() == {1} and "broken on purpose" in errors[1]
     assert [versions for versions, _ in results[size:]] == [[0, 0, 1, 2, 3, 4, 5], [0, 0, 3, 4, 4, 5]]
+
+
+UNCHANGED = (
+    Step(-1, 0),
+    Step(0, 1, content=0),
+    Step(1, 2),
+    Step(2, 3, content=2, breaks=True),
+    Step(None, 3, content=2, absent=(1,)),
+    Step(3, 4, content=2, absent=(1,)),
+    Step(None, 5, content=2, joins=True),
+    Step(5, 6, content=2),
+)
+"""Versions 1, 3, 4, 5 and 6 are equal to the ones before."""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("together", [False, True])
+def test_what_did_not_change_is_not_sent_and_a_late_joiner_gets_everything(
+    together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sync equal and new weights, around a broken session, without a receiver, and with its replacement."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    results = run_ranks(one_process, 4, Layout(dp=2), "distributed", UNCHANGED, together, "on", seconds=240)
+    sent = [sum(r[0][n]["sent_bytes"] for r in results[:2]) for n in range(7)]
+    whole = sent[0]
+    assert sent[2] == whole, "all weights are new"
+    assert sent[1] < 0.1 * whole and sent[6] < 0.1 * whole, "nothing changed since the version before"
+    assert sent[4] < 0.1 * sent[3], "the receiver that stayed has version 3"
+    assert 0.4 * whole < sent[5], "the late joiner has nothing"
+    for figures, errors, _ in results[:2]:
+        assert len(figures) == 7 and errors.keys() == {3} and "broken on purpose" in errors[3]
+    assert [versions for versions, _ in results[2:]] == [[0, 1, 2, 2, 3, 4, 5, 6], [0, 1, 2, 2, 5, 6]]

@@ -15,6 +15,11 @@ class SyncSection(Section):
     memory on CPU; if engines have their own slots, shared memory on one machine without GPUs, else
     distributed), by torch.distributed messages (NCCL or gloo), or by the same messages written by NVIDIA's
     NIXL over UCX (nixl; extra `nixl`)."""
+    delta: Literal["off", "auto", "on"] = "off"
+    """Send engines on other slots only what changed since the version that they have, losslessly: never, if
+    that takes less time on the measured link, or always; engines without that version get everything. Every
+    trainer rank keeps another copy of its weights, every engine rank one of what it receives. Only for
+    messages over gloo, without GPUs."""
     bucket_bytes: int = Field(default=64 << 20, ge=1024)
     """Size each of a slot's two receive and two send buckets."""
     verify: Literal["full", "wire"] = "full"
