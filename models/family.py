@@ -66,6 +66,8 @@ class Family:
     """Keys that may contain the number of routed experts; empty for a dense family."""
     expert_width_key: ClassVar[str] = "moe_intermediate_size"
     """Key of the inner width of one routed expert."""
+    turned_experts: ClassVar[bool] = False
+    """True if folders that pack a layer's experts into one tensor store each transposed."""
     projections: ClassVar[Mapping[str, str]] = {part: f"{part}_proj" for part in ("gate", "up", "down")}
     """Matrix of a routed expert -> its checkpoint name."""
     router: ClassVar[Mapping[str, Any]] = {
@@ -86,6 +88,8 @@ class Family:
     """Kinds in `layer_types` that training implements."""
     rope_kinds: ClassVar[tuple[str, ...]] = ("default",)
     """Rotary embeddings that training implements."""
+    rope_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of the rotary settings that the family reads, or that change nothing."""
     quantised: ClassVar[tuple[str, ...]] = (FP8, COMPRESSED)
     """Quantisation methods of folders that training can read; it dequantises the weights."""
     partial_rotary: ClassVar[bool] = False
@@ -148,7 +152,13 @@ class Family:
             problems.append(
                 f"layer_types with {', '.join(others)} (supported: {', '.join(self.layer_kinds)})"
             )
-        return problems + rope.unsupported(hf, self.rope_kinds, partial=self.partial_rotary)
+        return problems + rope.unsupported(
+            hf, self.rope_kinds, partial=self.partial_rotary, keys=self.rope_keys
+        )
+
+    def engine_overrides(self, hf: HfConfig) -> dict[str, Any]:
+        """Return the keys of config.json that an engine's text model needs in another form."""
+        return {}
 
     def require_layout(self, hf: HfConfig, layout: Layout) -> None:
         """Raise ConfigError for a training layout in which the family is not implemented."""
@@ -285,7 +295,7 @@ class Family:
                 previous = tensors.get(segment.tensor)
                 size = max(segment.start + segment.rows, previous.shape[0] if previous else 0)
                 tensors[segment.tensor] = CheckpointTensor(
-                    segment.tensor, (size, *row.trailing), row_dtype, row.stack
+                    segment.tensor, (size, *row.trailing), row_dtype, row.stack, self.turned_experts
                 )
         return list(tensors.values())
 

@@ -1,10 +1,11 @@
 """Map the tensors of the name tables to the names and tensors of a Hugging Face folder. Pure.
 
 The tables describe a text model whose experts have separate tensors. A folder of a multimodal model has the
-text tensors under a prefix. Some folders store a layer's experts in two tensors [experts, rows, columns],
-each expert's gate above its up: Qwen3.5 is published so, while transformers 5.19 writes each expert
-separately. A folder's own names show its form, so both are read, and an export has the form of the initial
-folder. (gpt-oss has only one unquantised form, which its tables know: `CheckpointTensor.stack`.)
+text tensors under a prefix, one of two. Some folders store a layer's experts in two tensors [experts, rows,
+columns], each expert's gate above its up: Qwen3.5 is published so, while transformers 5.19 writes each expert
+separately. Qwen3-VL is published so with each expert transposed. A folder's own names show its form, so both
+are read, and an export has the form of the initial folder. (gpt-oss has only one unquantised form, which its
+tables know: `CheckpointTensor.stack`.)
 
 A folder's names also show which tensors are quantised: a float8 tensor has its scales next to it, and mxfp4
 and int4 store several tensors in place of one. Their export is not quantised.
@@ -20,7 +21,10 @@ from typing import Any
 from mrl.models import int4, mxfp4
 from mrl.models.tensors import SCALES, CheckpointTensor
 
-_TEXT, _TEXT_BESIDE_IMAGES = "model.", "model.language_model."
+_NESTED = {"model.language_model.": "model.", "language_model.": ""}
+"""Prefix of text tensors in a multimodal folder -> what it replaces at the start of a table's name."""
+_PREDICTION = "mtp."
+"""Prefix of Qwen's multi-token prediction, whose experts may be packed while others are not."""
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _PACKED = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
 
@@ -50,7 +54,13 @@ class FolderTensor:
         first = self.parts[0]
         if not self.packed:
             return first[0].stored_shape
-        return (len(self.parts), sum(part.shape[0] for part in first), *first[0].shape[1:])
+        rows, columns = sum(part.shape[0] for part in first), first[0].shape[1]
+        return (len(self.parts), columns, rows) if self.turned else (len(self.parts), rows, columns)
+
+    @property
+    def turned(self) -> bool:
+        """True if each packed expert is transposed."""
+        return self.packed and self.parts[0][0].turned
 
     @property
     def filled_shape(self) -> tuple[int, ...]:
@@ -61,6 +71,7 @@ class FolderTensor:
         """Split torch `values` [*filled_shape] into views, one per checkpoint tensor."""
         if not self.packed:
             return {self.parts[0][0].name: values}
+        values = values.transpose(1, 2) if self.turned else values
         return {
             member.name: rows
             for members, part in zip(self.parts, values, strict=True)
@@ -82,16 +93,18 @@ class FolderLocation:
 
     def box(self, start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
         """Convert a box of the checkpoint tensor to one of a packed folder tensor (first axis of size 1)."""
-        rows, *columns = (slice(a, a + n) for a, n in zip(start, shape, strict=True))
+        rows, columns = (slice(a, a + n) for a, n in zip(start, shape, strict=True))
         moved = slice(rows.start + self.row, rows.stop + self.row)
-        return (slice(self.part, self.part + 1), moved, *columns)
+        part = slice(self.part, self.part + 1)
+        return (part, columns, moved) if self.tensor.turned else (part, moved, columns)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FolderFormat:
     """How the names of a folder differ from those of the tables."""
 
-    is_multimodal: bool = False
+    nested: str = ""
+    """Prefix of text tensors, a key of _NESTED; empty if the folder has only a text model."""
     packed_experts: bool = False
     has_mxfp4_experts: bool = False
     """True if stacked experts are mxfp4."""
@@ -105,8 +118,10 @@ class FolderFormat:
         """Detect the form of a folder from its tensor names."""
         packed = int4.SUFFIXES[0]
         return cls(
-            is_multimodal=any(name.startswith(_TEXT_BESIDE_IMAGES) for name in names),
-            packed_experts=any(name.endswith(".experts.gate_up_proj") for name in names),
+            nested=next((p for p in _NESTED if any(name.startswith(p) for name in names)), ""),
+            packed_experts=any(
+                name.endswith(".experts.gate_up_proj") and not name.startswith(_PREDICTION) for name in names
+            ),
             has_mxfp4_experts=any(name.endswith(f"_proj{mxfp4.BLOCKS}") for name in names),
             float8=frozenset(n.removesuffix(SCALES) for n in names if n.endswith(SCALES)),
             int4=frozenset(n.removesuffix(packed) for n in names if n.endswith(f".weight{packed}")),
@@ -133,14 +148,26 @@ class FolderFormat:
     def name(self, tensor: str) -> str:
         """Return the folder's name of a checkpoint tensor, packed or not.
 
-        >>> FolderFormat(True, True).name("model.layers.0.mlp.experts.3.up_proj.weight")
+        >>> FolderFormat("model.language_model.", True).name("model.layers.0.mlp.experts.3.up_proj.weight")
         'model.language_model.layers.0.mlp.experts.gate_up_proj'
+        >>> FolderFormat("language_model.").name("lm_head.weight")
+        'language_model.lm_head.weight'
         """
         if self.packed_experts and (expert := _EXPERT.fullmatch(tensor)):
             tensor = f"{expert[1]}.{_PACKED[expert[3]]}"
-        if self.is_multimodal and tensor.startswith(_TEXT):
-            tensor = _TEXT_BESIDE_IMAGES + tensor.removeprefix(_TEXT)
+        if self.nested and tensor.startswith(replaced := _NESTED[self.nested]):
+            tensor = self.nested + tensor.removeprefix(replaced)
         return tensor
+
+    def text_name(self, name: str) -> str:
+        """Return a folder's name without the prefix of text tensors.
+
+        >>> FolderFormat("language_model.").text_name("language_model.model.norm.weight")
+        'model.norm.weight'
+        """
+        if self.nested and name.startswith(self.nested):
+            return _NESTED[self.nested] + name.removeprefix(self.nested)
+        return name
 
     def tensors(self, checkpoint: Iterable[CheckpointTensor]) -> list[FolderTensor]:
         """Return the folder's tensors; the checkpoint lists experts in order, gate before up."""

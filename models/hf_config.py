@@ -49,6 +49,10 @@ UNUSED_IN_PASSES = (HARMLESS - {"model_type"}) | {"attention_dropout", "quantiza
 """Keys of config.json that no forward pass reads."""
 
 
+_TIED_BY_DEFAULT = ("smollm3",)
+"""Model types whose config.json may omit `tie_word_embeddings` if it is true."""
+
+
 def different_values(first: HfConfig, second: HfConfig) -> list[str]:
     """Return the keys of config.json that passes read and in which two models differ."""
     names = sorted((first.keys() | second.keys()) - UNUSED_IN_PASSES)
@@ -56,9 +60,12 @@ def different_values(first: HfConfig, second: HfConfig) -> list[str]:
 
 
 def language_model(hf: HfConfig) -> dict[str, Any]:
-    """Return the text model's config: a multimodal folder's `text_config` is merged into the top level."""
+    """Return the text model's config: a multimodal folder's `text_config` is merged into the top level, which
+    decides on the model type and on tied embeddings, as in transformers."""
     top = {key: value for key, value in hf.items() if key != "text_config"}
-    return top | dict(hf.get("text_config") or {}) | {key: hf[key] for key in ("model_type",) if key in hf}
+    decided = {key: hf[key] for key in ("model_type", "tie_word_embeddings") if key in hf}
+    tied = {"tie_word_embeddings": True} if hf.get("model_type") in _TIED_BY_DEFAULT else {}
+    return tied | top | dict(hf.get("text_config") or {}) | decided
 
 
 class RecordingConfig(Mapping[str, Any]):

@@ -44,6 +44,14 @@ class Llama3:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Llama 4's scaling of rotated queries, by 1 + beta * log(1 + floor(position / length))."""
+
+    beta: float
+    length: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding over the first `width` dimensions of a head; the others are not rotated."""
 
@@ -52,6 +60,7 @@ class Rope:
     scaling: Yarn | Llama3 | None = None
     scale: float = 1.0
     """Multiplies cosines and sines."""
+    query_growth: QueryGrowth | None = None
 
 
 def rope_settings(hf: HfConfig) -> Mapping[str, Any]:
@@ -85,11 +94,14 @@ def max_positions(hf: HfConfig) -> int | None:
     return None if length is None else int(length)
 
 
-def unsupported(hf: HfConfig, kinds: Collection[str], *, partial: bool) -> list[str]:
-    """List as text a kind outside `kinds`, keys that are not read, and a rotated share unless `partial`."""
+def unsupported(
+    hf: HfConfig, kinds: Collection[str], *, partial: bool, keys: Collection[str] = ()
+) -> list[str]:
+    """List as text a kind outside `kinds`, keys that neither this module nor the family (`keys`) reads, and a
+    rotated share unless `partial`."""
     if kind(hf) not in kinds:
         return [f"rope_type = {kind(hf)!r} (supported: {', '.join(map(repr, sorted(kinds)))})"]
-    read = KEYS[kind(hf)] | {"type", "rope_type", "rope_theta", "partial_rotary_factor"}
+    read = KEYS[kind(hf)] | set(keys) | {"type", "rope_type", "rope_theta", "partial_rotary_factor"}
     problems = [f"{key} of rope_type {kind(hf)!r}" for key in sorted(rope_settings(hf).keys() - read)]
     if not partial and (share := rotary_share(hf)) != 1:
         problems.append(f"partial_rotary_factor = {share} (supported: 1)")

@@ -64,6 +64,8 @@ class CheckpointTensor:
     dtype: str
     stack: int = 0
     """Parts that the folder stacks along a leading axis, matrices transposed; 0: stored as it is."""
+    turned: bool = False
+    """True if a folder that packs experts into one tensor stores each transposed."""
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 EDGE = 128
 LINEAR = re.compile(
     r"(self_attn\.\w+_proj(_with_mqa)?|(gate|up|down)_proj|linear_attn\.(in_proj_(qkvz?|z)|out_proj))\.weight$"
-    r"|\.experts\.(gate_up|down)_proj$"
+    r"|\.experts\.((gate_up|down)_proj|\d+\.w[123]\.weight)$"
 )
 """Qwen3-Next's and Qwen3.5's in_proj_ba, in_proj_b and in_proj_a stay wide."""
 
@@ -101,10 +101,10 @@ def publish_int4(source: Path, published: Path, wide: Path) -> None:
         stored |= {prefix + part: values for part, values in compressed.items()}
         meant[name] = PackedQuantizationCompressor.decompress(compressed, scheme)["weight"]
     config = json.loads((source / "config.json").read_text()) | {"dtype": "bfloat16"}
-    for folder, written, tensors in (
-        (wide, config, meant),
-        (published, config | {"quantization_config": INT4}, stored),
-    ):
+    settings: dict[str, Any] = {"quantization_config": INT4}
+    if "text_config" in config:  # Kimi-K2.5's are there
+        settings = {"text_config": config["text_config"] | settings}
+    for folder, written, tensors in ((wide, config, meant), (published, config | settings, stored)):
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
         (folder / "config.json").write_text(json.dumps(written))
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mrl.samples import TrainBatch
-from tests.support.image_folders import config_beside_images, pack_experts
+from tests.support.image_folders import config_beside_images, pack_experts, publish_names, turn_experts
 
 VOCAB = 131
 """Odd, so that any tensor-parallel layout pads the vocabulary."""
@@ -65,6 +65,10 @@ LLAMA3: dict[str, Any] = {
 YARN: dict[str, Any] = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
+GROWING: dict[str, Any] = YARN | {
+    "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
+"""Queries grow from position 8 on, so in most of the sequences of tests."""
 MINIMAX: dict[str, Any] = {
     "num_local_experts": 8, "num_experts_per_tok": 2, "rotary_dim": 8, "num_mtp_modules": 0,
     "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer",
@@ -104,6 +108,7 @@ SHARED = {"shared_expert_intermediate_size": 96}
 SECTIONS = DELTA_NET | {
     "rope_parameters": DELTA_NET["rope_parameters"] | {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
 }
+MROPE = {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2_moe": ("Qwen2Moe", EXPERTS | SHARED | {"norm_topk_prob": False}),
@@ -111,6 +116,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_yarn": ("Llama", {"rope_parameters": YARN}),
     "llama_tied": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {"sliding_window": None}),
+    "ministral3": ("Ministral3", {"rope_parameters": GROWING}),
+    "mistral3": ("Mistral3", {"model_type": "ministral3", "rope_parameters": GROWING}),
     "seed_oss": ("SeedOss", {}),
     "smollm3": (
         "SmolLM3",
@@ -118,6 +125,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", {}),
     "qwen3_moe": ("Qwen3Moe", EXPERTS),
+    "qwen3_vl": ("Qwen3VL", {"rope_parameters": PLAIN | MROPE, "tie_word_embeddings": True}),
+    "qwen3_vl_moe": ("Qwen3VLMoe", EXPERTS | {"rope_parameters": PLAIN | MROPE}),
     "qwen3_moe_yarn": ("Qwen3Moe", EXPERTS | {"rope_parameters": YARN}),
     "qwen3_next": ("Qwen3Next", EXPERTS | SHARED | DELTA_NET),
     "qwen3_next_yarn": (
@@ -133,6 +142,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOss", GPT_OSS),
     "phi3": ("Phi3", {"pad_token_id": None, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}}),
     "kimi_k2": ("DeepseekV3", LATENT | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1}),
+    "kimi_k25": ("Kimi_K25", LATENT | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1}),
     "moonlight": (
         "DeepseekV3",
         LATENT | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "rope_parameters": PLAIN},
@@ -147,7 +157,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """Model type or form -> prefix of transformers' classes, and fields in addition to COMMON.
 
 tests/mrl/training/test_family_matrix.py tests each."""
-BESIDE_IMAGES = ("qwen3_5", "qwen3_5_moe")
+BESIDE_IMAGES = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "mistral3", "kimi_k25")
 """Families whose folders are as published, with an image model."""
 SERVED: dict[str, Any] = {"hidden_size": 128, "head_dim": 32}
 """Widths that vLLM's CPU kernels accept for every family, unless its own fields differ."""
@@ -190,8 +200,12 @@ def write_model(
             if name.endswith("e_score_correction_bias"):  # float32 in folders of any type
                 buffer.data = 0.1 * torch.randn(buffer.shape)
     model.save_pretrained(folder)
-    if model_type in BESIDE_IMAGES:
+    if model_type == "qwen3_5_moe":
         pack_experts(folder)
+    if model_type == "qwen3_vl_moe":
+        turn_experts(folder)
+    if model_type == "kimi_k25":
+        publish_names(folder)
     if model_type == "kimi_k2":  # of which transformers knows the classes alone
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": model_type}))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from mrl.errors import ConfigError
-from mrl.models.families.deepseek_v3 import DeepseekV3
+from mrl.models.families.deepseek_v3 import DeepseekV3, KimiK25
 from mrl.models.families.glm4_moe import Glm4Moe, Glm4MoeLite
 from mrl.models.families.gpt_oss import GptOss
 from mrl.models.families.llama import Llama, Mistral
 from mrl.models.families.minimax_m2 import MiniMaxM2
+from mrl.models.families.ministral3 import Ministral3
 from mrl.models.families.mixtral import Mixtral
 from mrl.models.families.olmoe import Olmoe
 from mrl.models.families.phi3 import Phi3
 from mrl.models.families.qwen2 import Qwen2, Qwen2Moe
-from mrl.models.families.qwen3 import Qwen3, Qwen3Moe
+from mrl.models.families.qwen3 import Qwen3, Qwen3Moe, Qwen3VL, Qwen3VLMoe
 from mrl.models.families.qwen3_5 import Qwen35, Qwen35Moe
 from mrl.models.families.qwen3_next import Qwen3Next
 from mrl.models.families.seed_oss import SeedOss
@@ -27,13 +28,17 @@ _ALL: tuple[Family, ...] = (
     Qwen2Moe(),
     Qwen3(),
     Qwen3Moe(),
+    Qwen3VL(),
+    Qwen3VLMoe(),
     Qwen3Next(),
     Qwen35(),
     Qwen35Moe(),
     Llama(),
     Mistral(),
+    Ministral3(),
     Mixtral(),
     DeepseekV3(),
+    KimiK25(),
     Glm4Moe(),
     Glm4MoeLite(),
     Olmoe(),

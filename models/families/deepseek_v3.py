@@ -93,6 +93,22 @@ class DeepseekV3(SigmoidMoe):
         yield engine.split_columns(f"{name}.o_proj.weight", hidden, heads * value)
 
 
+class KimiK25(DeepseekV3):
+    """Kimi-K2.5 and K2.6: Kimi-K2 in a multimodal folder. Only text is trained and served; exports copy the
+    image model unchanged."""
+
+    model_type = "kimi_k25"
+    aliases = ()
+    engine_class = "DeepseekV3ForCausalLM"
+    harmless = (
+        *DeepseekV3.harmless,
+        "vision_config", "media_placeholder_token_id", "video_placeholder", "use_unified_vision_chunk",
+        "ignore_index", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+        "projection_hidden_size", "projection_layer_norm_eps",
+    )  # fmt: skip
+    copied_prefixes = ("vision_tower.", "mm_projector.")
+
+
 def _attention_fields(hf: HfConfig) -> dict[str, Any]:
     yarn = rope.rope_settings(hf) if rope.kind(hf) == "yarn" else {}
     return {

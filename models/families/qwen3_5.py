@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from mrl.models.delta_net import DeltaNet, sections
+from mrl.models.families.qwen3 import IMAGE_KEYS
 from mrl.models.families.qwen3_next import Qwen3Next
 from mrl.models.hf_config import HfConfig
 from mrl.models.tensors import CheckpointRows
@@ -30,7 +31,7 @@ class Qwen35(Qwen3Next):
     }
     harmless = (
         *Qwen3Next.harmless,
-        "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+        *IMAGE_KEYS,
         "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
         "mamba_ssm_dtype",  # dtype of an engine's states, which reads it itself
         "mlp_only_layers",

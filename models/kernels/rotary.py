@@ -41,12 +41,17 @@ class RotaryTable:
 
     angles: Tensor | None
     """[positions, 1, 1, D] float32, halves equal, for Transformer Engine; None if scaled (YaRN)."""
+    query_factors: Tensor | None = None
+    """[positions, 1, 1] float32 factors of rotated queries; None if all are 1."""
 
     def __init__(self, rope: Rope, *, max_length: int, dtype: torch.dtype, device: torch.device) -> None:
         angles = torch.arange(max_length).float()[:, None] * inverse_frequencies(rope)[None, :]
         self.cos = (angles.cos() * rope.scale).to(device, dtype)
         self.sin = (angles.sin() * rope.scale).to(device, dtype)
         self.angles = angles.repeat(1, 2)[:, None, None].to(device) if rope.scale == 1.0 else None
+        if growth := rope.query_growth:
+            lengths = torch.arange(max_length).div(growth.length, rounding_mode="floor")
+            self.query_factors = (1 + growth.beta * torch.log1p(lengths))[:, None, None].to(device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos, sin [N, 1, D / 2] at [N] positions."""

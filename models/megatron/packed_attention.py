@@ -67,6 +67,8 @@ class PackedCore(torch.nn.Module):
         """Map query [N, H, D], key [N, G, D], value [N, G, V] to [N, H x V]; the mask is always None."""
         if self.rotates:
             query, key = self.rotate(query, key, packed_seq_params)
+            if (factors := packed_seq_params.query_factors) is not None:
+                query = (query * factors).to(query.dtype)
         return self.attend(query, key, value, packed_seq_params, **kwargs)
 
     def rotate(self, query: Tensor, key: Tensor, packed: PackedSegments) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,8 @@ class PackedSegments(PackedSeqParams):
     sin: Any = None
     angles: Any = None
     """RotaryTable.angles, for Transformer Engine's rotary embedding: it begins segments at position 0."""
+    query_factors: Any = None
+    """[N, 1, 1] float32, which multiply rotated queries, or None."""
     buckets: SegmentBuckets | None = None
     """For our own attention; Transformer Engine's uses the bounds."""
     tree: SegmentTree | None = None
@@ -94,7 +96,8 @@ def pack_segments(
     places = positions(tree.lengths, cp=cp, rank=rank)
     if tree.shares:
         places += np.repeat(offsets, tree.lengths)
-    cos, sin = rotary.at(torch.from_numpy(places).to(device))
+    at = torch.from_numpy(places).to(device)
+    cos, sin = rotary.at(at)
     return PackedSegments(
         qkv_format="thd",
         cu_seqlens_q=_bounds(tree.lengths, device),
@@ -104,6 +107,7 @@ def pack_segments(
         cos=cos,
         sin=sin,
         angles=None if bucketed or tree.shares else rotary.angles,
+        query_factors=None if rotary.query_factors is None else rotary.query_factors[at],
         buckets=segment_buckets(tree, dtype=cos.dtype, device=device, cp=cp, rank=rank, window=window)
         if bucketed
         else None,

@@ -124,7 +124,7 @@ def arguments(
 
     seqs = rollout.max_num_seqs
     overrides = quantised.quantised_overrides(rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
-    overrides |= text_only.text_part_overrides(model_path)
+    overrides |= text_only.family_overrides(model_path)
     if on_cpu:
         overrides |= vllm_limits.cpu_overrides(model_path)
     return EngineArgs(
@@ -149,7 +149,7 @@ def arguments(
         seed=(seed + part.engine) % (1 << 31),
         worker_extension_cls=f"{plugin.__name__}.{plugin.WorkerExtension.__name__}",
         weight_transfer_config=WeightTransferConfig(backend=plugin.BACKEND),
-        hf_overrides=overrides,
+        hf_overrides=text_only.config_overrides(model_path, overrides),
         enable_return_routed_experts=routes and not on_cpu,
         **(
             rollout.engine_args

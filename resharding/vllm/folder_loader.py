@@ -14,7 +14,8 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from mrl.models.families import family_of
-from mrl.training.hf.hf_folder import read_config
+from mrl.models.folder_format import FolderFormat
+from mrl.training.hf.hf_folder import read_config, tensor_files
 
 LOAD_FORMAT = "mrl"
 """Name of the loader in vLLM's LoadConfig."""
@@ -30,8 +31,12 @@ class FolderLoader(DefaultModelLoader):
     def get_all_weights(
         self, model_config: Any, model: torch.nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Yield (name, tensor), without the tensors that the family carries along unserved."""
-        carried = family_of(read_config(model_config.model)).copied_prefixes
+        """Yield (name, tensor) of the text model, without the tensors that are carried along unserved."""
+        hf = read_config(model_config.model)
+        family, form = family_of(hf), FolderFormat.of(tensor_files(model_config.model))
+        turned = {t.name: t for t in form.tensors(family.checkpoint_tensors(hf)) if t.turned}
         for name, tensor in super().get_all_weights(model_config, model):
-            if not name.startswith(carried):
-                yield name, tensor
+            if name in turned:  # which vLLM's text classes do not read
+                yield from turned[name].split(tensor).items()
+            elif not name.startswith(family.copied_prefixes):
+                yield form.text_name(name), tensor

@@ -11,8 +11,10 @@ import torch
 from transformers import DeepseekV3Config, LlamaConfig
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as reference
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 from mrl.models import rope
+from mrl.models.families import family_of
 from mrl.models.family import Family
 from mrl.models.hf_config import language_model
 from mrl.models.kernels.rotary import RotaryTable, inverse_frequencies, rotate, rotate_pairs
@@ -65,6 +67,18 @@ def test_llama_3s_form_is_that_of_transformers(length: int) -> None:
     assert ((frequencies != plain) & (frequencies != plain / 8)).any()
     settings["rope_type"] = "default"
     assert torch.equal(inverse_frequencies(rope.rope(hf, width=128)), plain)
+
+
+def test_queries_grow_with_their_position_as_in_transformers() -> None:
+    hf = {
+        "model_type": "ministral3", "head_dim": 16, "rope_parameters": SMALL | {"llama_4_scaling_beta": 0.3},
+    }  # fmt: skip
+    table = RotaryTable(
+        family_of(hf).rotary(hf), max_length=200, dtype=torch.float32, device=torch.device("cpu")
+    )
+    factors = get_llama_4_attn_scale(torch.arange(200)[None], 0.3, 32)[0, 0]
+    assert table.query_factors is not None and table.query_factors[31] == 1 < table.query_factors[32]
+    torch.testing.assert_close(table.query_factors[:, 0], factors)
 
 
 def test_what_lies_beyond_the_turned_part_stays() -> None:

@@ -39,6 +39,13 @@ OLMOE, MINIMAX, GPT_OSS, PHI = (
 QWEN35 = language_model(
     json.loads((PUBLISHED / "Qwen3.5-35B-A3B" / "config.json").read_text(encoding="utf-8"))
 )
+SEED, SMOLLM3, MINISTRAL3, QWEN3_VL = (
+    language_model(json.loads((PUBLISHED / name / "config.json").read_text(encoding="utf-8")))
+    for name in (
+        "Seed-OSS-36B-Instruct", "SmolLM3-3B", "Ministral-3-8B-Base-2512", "Qwen3-VL-30B-A3B-Instruct"
+    )
+)  # fmt: skip
+GROWING = MINISTRAL3["rope_parameters"]
 KIMI, GLM, FLASH = (
     json.loads((PUBLISHED / name / "config.json").read_text(encoding="utf-8"))
     for name in ("Kimi-K2-Instruct", "GLM-4.5", "GLM-4.7-Flash")
@@ -112,6 +119,12 @@ def test_published_models_are_implemented(folder: str) -> None:
      "layer_types (supported: alternating sliding_attention"),
     (GPT_OSS, {"quantization_config": {"quant_method": "fp8"}},
      "'fp8'} (supported: mxfp4, a copy in bfloat16)"),
+    (SEED, {"attention_dropout": 0.2}, "attention_dropout = 0.2 (supported: None, 0, 0.1)"),
+    (SEED, {"attention_out_bias": True}, "attention_out_bias = True (supported: None, False)"),
+    (SMOLLM3, {"use_sliding_window": True}, "use_sliding_window = True (supported: None, False)"),
+    (MINISTRAL3, {"sliding_window": 4096}, "sliding_window = 4096 (supported: None)"),
+    (LLAMA, {"rope_scaling": GROWING}, "llama_4_scaling_beta of rope_type 'yarn'"),
+    (QWEN3_VL, {"norm_topk_prob": False}, "norm_topk_prob = False (supported: None, True)"),
     (PHI, {"sliding_window": 2047}, "sliding_window = 2047 (supported: None)"),
     (PHI, {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
      "rope_type = 'longrope' (supported: 'default')"),
@@ -143,6 +156,19 @@ def test_two_spellings_of_one_key_are_both_read() -> None:
     with pytest.raises(ConfigError, match="fmt"):
         require_trainable(MINIMAX | {"quantization_config": quantised | {"fmt": "e5m2"}})
     require_trainable(QWEN2_MOE | {"num_local_experts": 4, "rope_parameters": {"rope_theta": 1e6}})
+
+
+def test_tied_embeddings_are_read_as_transformers_reads_them() -> None:
+    """The top level decides for text beside images; SmolLM3's config.json may omit the key if it is true."""
+    text = {"text_config": {"tie_word_embeddings": True}}
+    assert language_model({"model_type": "qwen3_vl_moe", "tie_word_embeddings": False} | text) == {
+        "model_type": "qwen3_vl_moe", "tie_word_embeddings": False,
+    }  # fmt: skip
+    assert language_model({"model_type": "qwen3_vl_moe"} | text)["tie_word_embeddings"] is True
+    assert language_model({"model_type": "smollm3"})["tie_word_embeddings"] is True
+    untied = {"model_type": "smollm3", "tie_word_embeddings": False}
+    assert language_model(untied) == untied
+    assert "tie_word_embeddings" not in language_model({"model_type": "llama"})
 
 
 @pytest.mark.parametrize("model_type", REFUSED)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from mrl.errors import ConfigError
 from mrl.models import int4, mxfp4
-from mrl.models.family import Family
+from mrl.models.family import HEAD, Family
 from mrl.models.folder_format import FolderFormat, FolderTensor
 from mrl.models.hf_config import HfConfig, language_model
 from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor
@@ -116,7 +116,7 @@ def check_names(
     form = FolderFormat.of(files)
     names = {name for tensor in expected for name in form.stored_names(tensor)}
     left_out = {name for name in files if name.startswith(untrained)}
-    present = set(files) - left_out - ({"lm_head.weight"} if tied else set())
+    present = set(files) - left_out - ({form.name(HEAD)} if tied else set())
     if missing := sorted(names - present):
         raise ConfigError(f"{folder} lacks {len(missing)} of {len(names)} tensors, first {missing[:3]}")
     if unknown := sorted(present - names):

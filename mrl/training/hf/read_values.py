@@ -150,7 +150,8 @@ def _values(
     stored = opened.slice(names[0], home.tensor.shape)
     require_type(names[0], opened.path(names[0]), stored.get_dtype(), is_float8=len(names) > 1)
     if home.tensor.packed:
-        return _values_of(opened, names, home.tensor.shape, home.box(start, shape))[0]
+        values = _values_of(opened, names, home.tensor.shape, home.box(start, shape))[0]
+        return values.t() if home.tensor.turned else values
     tensor = home.tensor.parts[0][0]
     if not tensor.stack:
         return _values_of(opened, names, tensor.shape, _slices(start, shape))

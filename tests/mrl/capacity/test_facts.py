@@ -26,9 +26,12 @@ PUBLISHED = {
     # Qwen3.5 has the sizes that are transformers' defaults (configs/models/README.md).
     "Qwen3-30B-A3B": (30_532_122_624, 3_353_032_704),
     "Qwen3-235B-A22B": (235_093_634_560, 22_190_763_520),
+    "Qwen3-VL-8B-Instruct": (8_190_735_360, 8_190_735_360),
+    "Qwen3-VL-30B-A3B-Instruct": (30_532_122_624, 3_353_032_704),
     "Qwen3-Next-80B-A3B-Instruct": (79_674_391_296, 3_874_929_408),
     "Qwen3.5-9B": (8_953_803_264, 8_953_803_264),
     "Qwen3.5-35B-A3B": (34_660_610_688, 3_454_988_928),
+    "Qwen3.6-27B": (26_895_998_464, 26_895_998_464),
     "DeepSeek-V3": (671_026_419_200, 37_552_297_472),
     "Qwen2.5-0.5B-Instruct": (494_032_768, 494_032_768),
     "Qwen2.5-7B": (7_615_616_512, 7_615_616_512),
@@ -36,6 +39,7 @@ PUBLISHED = {
     "Llama-3.1-8B": (8_030_261_248, 8_030_261_248),
     "Llama-3.2-1B": (1_235_814_400, 1_235_814_400),
     "Llama-3.2-1B-Instruct": (1_235_814_400, 1_235_814_400),
+    "Ministral-3-8B-Base-2512": (8_489_553_920, 8_489_553_920),
     "Seed-OSS-36B-Instruct": (36_151_104_512, 36_151_104_512),
     "SmolLM3-3B": (3_075_098_624, 3_075_098_624),
     "phi-4": (14_659_507_200, 14_659_507_200),
@@ -45,6 +49,7 @@ PUBLISHED = {
     "gpt-oss-120b": (116_829_156_672, 5_711_982_912),
     "Moonlight-16B-A3B-Instruct": (15_960_110_208, 2_914_776_192),
     "Kimi-K2-Instruct": (1_026_408_232_448, 32_861_500_928),
+    "Kimi-K2.5": (1_026_408_232_448, 32_861_500_928),
     "GLM-4.5-Air": (106_852_251_264, 13_424_129_664),
     "GLM-4.5": (352_797_829_024, 33_632_266_144),
     "GLM-4.7-Flash": (29_943_393_920, 3_896_766_080),
@@ -77,9 +82,11 @@ def test_counts_agree_with_transformers(name: str) -> None:
 
     hf = json.loads((CONFIGS / "models" / name / "config.json").read_text())
     config = transformers.AutoConfig.for_model(**(hf | {"model_type": family_of(hf).model_type}))
+    kind = "ImageTextToText" if "vision_config" in hf else "CausalLM"
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    count = sum(p.numel() for p in model.parameters())
+        model = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
+    text = {*model.get_decoder().parameters(), *model.get_output_embeddings().parameters()}
+    count = sum(p.numel() for p in text)
     count += sum(b.numel() for n, b in model.named_buffers() if n.endswith("e_score_correction_bias"))
     assert count == PUBLISHED[name][0]
 

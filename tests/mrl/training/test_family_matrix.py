@@ -47,10 +47,18 @@ SHORT = {
     "gpt_oss": ("one", "tp2-pp2-ep2"),
 }
 """Runs before a merge, one family per mechanism; test_layouts.py has more layouts of some families."""
-SAME_TENSORS = ("llama", "llama_yarn", "mistral", "qwen3_moe_yarn", "qwen3_next_yarn", "kimi_k2")
-"""Differ from another family only in angles, untied heads or expert groups: one rank is enough."""
-MORE = {"deepseek_v3": ("ep2-dp2",), "gpt_oss": ("ep2-dp2", "cp2"), "qwen3_5": ("cp2",)}
-"""Code that depends on family and layout: biases over replicas, sinks and delta nets over segment shares."""
+SAME_TENSORS = (
+    *("llama", "llama_yarn", "mistral", "mistral3", "qwen3_moe_yarn", "qwen3_next_yarn", "kimi_k2"),
+)
+"""Differ from another family only in angles, untied heads, expert groups or names: one rank is enough."""
+MORE = {
+    "deepseek_v3": ("ep2-dp2",),
+    "gpt_oss": ("ep2-dp2", "cp2"),
+    "qwen3_5": ("cp2",),
+    "ministral3": ("cp2",),
+}
+"""Code that depends on family and layout: biases over replicas; sinks, delta nets and growing queries over
+segment shares."""
 SERVED = ("qwen3_next",)
 """The family whose engine CI starts: with delta nets and experts."""
 LONG = [

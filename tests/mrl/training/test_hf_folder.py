@@ -185,6 +185,7 @@ def changed(folder: Path, layout: Layout) -> tuple[int, set[str]]:
 LATENT: dict[str, Any] = {"hidden_size": 320, "moe_intermediate_size": 192}
 WIDTHS: dict[str, Any] = LATENT | {"intermediate_size": 192, "head_dim": 48}
 """Tensors of one, two and three blocks, whole and not; tensor parallelism cuts inside them."""
+MINIMAX: dict[str, Any] = {"hidden_size": 320, "intermediate_size": 192, "head_dim": 48}
 DELTA_NETS: dict[str, Any] = WIDTHS | {"linear_key_head_dim": 40, "linear_value_head_dim": 56}
 """Key heads begin inside blocks, of merged projections too."""
 SHARED: dict[str, Any] = DELTA_NETS | {"shared_expert_intermediate_size": 192}
@@ -196,6 +197,9 @@ SHARED: dict[str, Any] = DELTA_NETS | {"shared_expert_intermediate_size": 192}
     ("deepseek_v3", LATENT, Layout(tp=2, ep=2), ""),
     ("deepseek_v3", LATENT, Layout(tp=2, ep=2), "powers of two"),
     ("kimi_k2", LATENT, Layout(pp=2, ep=2, dp=2), ""),
+    ("kimi_k25", LATENT, Layout(pp=2, ep=2, dp=2), ""),
+    ("minimax_m2", MINIMAX, Layout(tp=2, ep=2), ""),
+    ("qwen3_vl_moe", WIDTHS, Layout(tp=2, etp=2, ep=2, pp=2, dp=2), ""),
     ("qwen3_next", SHARED, Layout(), "each expert"),
     ("qwen3_next", SHARED, Layout(tp=2, pp=2, ep=2), "each expert"),
     ("qwen3_5", DELTA_NETS, Layout(tp=2), "each expert"),
@@ -241,10 +245,19 @@ def test_broken_float8_weights_are_named(change, named, readers, tmp_path) -> No
 
 @pytest.fixture(scope="module")
 def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return int4_of("kimi_k2", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def int4_beside_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return int4_of("kimi_k25", tmp_path_factory)
+
+
+def int4_of(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with `published` and `wide`."""
     folder = tmp_path_factory.mktemp("int4")
     source = write_model(
-        folder / "source", "kimi_k2", dtype=torch.bfloat16, hidden_size=320, moe_intermediate_size=192
+        folder / "source", family, dtype=torch.bfloat16, hidden_size=320, moe_intermediate_size=192
     )
     publish_int4(source, folder / "published", folder / "wide")
     return folder
@@ -261,6 +274,7 @@ def mxfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("form", "layout"), [
     ("int4", Layout()),
     ("int4", Layout(tp=4, etp=2, ep=2, pp=2)),
+    ("int4_beside_images", Layout(tp=4, etp=2, ep=2, pp=2)),
     ("mxfp4", Layout()),
     ("mxfp4", Layout(tp=2, pp=2, ep=4, dp=2)),
 ], ids=str)  # fmt: skip

@@ -67,7 +67,11 @@ def in_bfloat16(spec: str, folder: Path, out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3_moe", "deepseek_v3", pytest.param("smollm3", marks=pytest.mark.slow)]
+    "family",
+    [
+        *("qwen3_moe", "deepseek_v3"),
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("smollm3", "ministral3")),
+    ],
 )
 def test_bfloat16_takes_the_fused_attention(family: str, one_rank_of: OneRank, tmp_path: Path) -> None:
     """The stand-in's attention refuses float32, and keys and values of unequal width (DeepSeek-V3)."""
