@@ -11,7 +11,7 @@ from mrl.agents.environment import Model
 
 
 class Chatting:
-    """Three turns by OpenAI's client, one of them a response, a summary of its own, and one by Anthropic's."""
+    """Three turns by OpenAI's client, one a response, a summary of its own, and one by Anthropic's client."""
 
     def run(self, task: dict[str, Any], seed: int, model: Model) -> float:
         client = openai.OpenAI()
