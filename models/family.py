@@ -224,10 +224,7 @@ class Family:
     def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[ParameterRows]:
         """Return the rows of one layer's attention and of the norm before it."""
         norm = rows.input_norm(hf, layer, folded=spec.fold_norms)
-        return [norm, *rows.grouped_query_attention(hf, layer, **self._attention(hf))]
-
-    def _attention(self, hf: HfConfig) -> dict[str, bool]:
-        return {"qk_norm": self.qk_norm(hf), "qkv_bias": self.qkv_bias(hf), "gated": self.output_gate}
+        return [norm, *rows.grouped_query_attention(hf, layer, **_attention(self, hf))]
 
     def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, numbers: range) -> list[ParameterRows]:
         """Return the rows of the router, its correction biases, a rank's experts, and the shared MLP."""
@@ -264,7 +261,7 @@ class Family:
 
     def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
         """Yield the tensors of one layer's attention on a rank of a vLLM engine."""
-        return engine.grouped_query_attention(hf, layer, **self._attention(hf))
+        return engine.grouped_query_attention(hf, layer, **_attention(self, hf))
 
     def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
         """Yield the tensors of one layer's router, routed and shared experts on a rank of a vLLM engine."""
@@ -354,6 +351,10 @@ class Family:
                 yield chunk, "", head[0]
             elif last and not first:  # tied: the last stage has a copy of the embedding
                 yield chunk, "", dataclasses.replace(embedding, name="output_layer.weight")
+
+
+def _attention(family: Family, hf: HfConfig) -> dict[str, bool]:
+    return {"qk_norm": family.qk_norm(hf), "qkv_bias": family.qkv_bias(hf), "gated": family.output_gate}
 
 
 def outer_rows(hf: HfConfig, layout: Layout) -> list[ParameterRows]:
