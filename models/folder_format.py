@@ -135,7 +135,7 @@ class FolderFormat:
         """Return the folder's tensors that contain a checkpoint tensor.
 
         >>> stacked = CheckpointTensor("down_proj", (512, 32), "bfloat16", stack=8)
-        >>> FolderFormat(microscaled=True).stored_names(stacked)
+        >>> FolderFormat(has_mxfp4_experts=True).stored_names(stacked)
         ['down_proj_blocks', 'down_proj_scales']
         """
         name = self.name(tensor.name)
