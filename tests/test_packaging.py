@@ -89,7 +89,7 @@ def pip(command: str, *words: str) -> None:
 
 def test_the_citation_and_the_changelog_name_the_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    newest = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    newest = re.search(r"^## (\d.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert newest is not None
     assert [citation["version"], newest[1]] == [PROJECT["version"]] * 2
 

@@ -67,7 +67,7 @@ class Observation:
 
 
 class _Shape(NamedTuple):
-    """What an observation has besides its text."""
+    """Role, name and id of an observation: all but its text."""
 
     role: str
     name: str = ""

@@ -23,7 +23,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What a request of any API has besides its messages and tools."""
+    """Options of a request of any API: all but its messages and tools."""
 
     max_tokens: int | None = None
     stream: bool = False
@@ -168,10 +168,10 @@ def read_chat_message(message: Any, messages: list[ChatMessage]) -> None:
         add_result(text, str(message.get("tool_call_id") or ""), messages, str(message.get("name") or ""))
     else:
         calls = message.get("tool_calls") or [] if role == "assistant" else []
-        messages.append(ChatMessage(role, text, tuple(map(read_call, calls))))  # type: ignore[arg-type]
+        messages.append(ChatMessage(role, text, tuple(map(read_past_call, calls))))  # type: ignore[arg-type]
 
 
-def read_call(call: Any, field: str = "messages") -> ToolCall:
+def read_past_call(call: Any, field: str = "messages") -> ToolCall:
     """Read a call of a tool. Raise RefusedRequest if its arguments are not a JSON object."""
     try:
         function = call["function"]

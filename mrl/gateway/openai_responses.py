@@ -21,8 +21,8 @@ from mrl.gateway.openai_chat import (
     chat_error,
     logprobs_of,
     malformed,
-    read_call,
     read_count,
+    read_past_call,
     read_text,
     read_tool,
     unsupported_field,
@@ -119,7 +119,7 @@ def read_item(item: Any, messages: list[ChatMessage]) -> None:
                 messages.append(ChatMessage(role, text))  # type: ignore[arg-type]
         case "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = read_call({"function": function, "id": item.get("call_id")}, "input")
+            call = read_past_call({"function": function, "id": item.get("call_id")}, "input")
             last = messages.pop() if messages and messages[-1].role == "assistant" else None
             turn = last or ChatMessage("assistant")
             messages.append(dataclasses.replace(turn, calls=(*turn.calls, call)))

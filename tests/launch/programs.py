@@ -11,15 +11,15 @@ from mrl.agents.environment import Model
 
 
 class Chatting:
-    """Three turns by OpenAI's client, one a response, a summary of its own, and one by Anthropic's client."""
+    """Three turns by OpenAI's client, one a response, a summary of its own, and one by Anthropic's."""
 
     def run(self, task: dict[str, Any], seed: int, model: Model) -> float:
         client = openai.OpenAI()
         messages, texts = list(task["prompt"]), list[str]()
         for number in range(3):
             if number == 1:
-                with client.responses.stream(model="policy", input=messages) as events:
-                    texts.append(events.until_done().get_final_response().output_text)
+                events = list(client.responses.create(model="policy", input=messages, stream=True))
+                texts.append(events[-1].response.output_text)  # completed, or incomplete if it was cut
             else:
                 answer = client.chat.completions.create(model="policy", messages=messages)
                 texts.append(answer.choices[0].message.content or "")

@@ -28,10 +28,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     samples = [sample_row(step, step, index) for step in range(1, 151) for index in (0, 1)]
     samples.append(sample_row(151, 900, response=ATTACK, prompt=ATTACK, reason=ATTACK, tokens=TOKENS))
-    said = [[{"said": f"turn {n}", "observed": ATTACK} for n in numbers] for numbers in ([1, 2], [1, 3], [4])]
-    first, second = {"opening": ATTACK, "turns": said[0]}, {"turns": said[1]}
+    turns = [
+        [{"said": f"turn {n}", "observed": ATTACK} for n in numbers] for numbers in ([1, 2], [1, 3], [4])
+    ]
+    first, second = {"opening": ATTACK, "turns": turns[0]}, {"turns": turns[1]}
     second["continues"] = {"conversation": 1, "turns": 1}
-    last = {"opening": "user: a summary", "turns": said[2], "branches": [first, second]}
+    last = {"opening": "user: a summary", "turns": turns[2], "branches": [first, second]}
     samples.append(sample_row(152, 901, prompt="a program", **last))
     rows = [
         metrics_row(
