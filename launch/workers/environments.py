@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from mrl.gateway.templates import Templates
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.trajectories.environment_rollout import EpisodeRules
 from mrl.trajectories.program_rollout import ProgramRules
+
+_log = logging.getLogger(__name__)
 
 Tools = list[dict[str, Any]] | str
 """Tools for chat templates, or as the text of a system message."""
@@ -93,6 +96,8 @@ def _rules_of(
     pool: EnvironmentWorkers, key: str, config: Config, section: AgentSection, tokenizer: Any
 ) -> tuple[EpisodeRules | ProgramRules, Tools]:
     description = pool.describe(key)
+    if description.about:
+        _log.info("agent.%s: %s", key, description.about)
     if description.runs:
         return _program_rules(key, config, section, tokenizer), []
     tools = [dict(tool) for tool in description.tools]

@@ -81,7 +81,13 @@ class _Guest:
             raise _Wrong(EnvironmentFault.CONTRACT, "tools must be a list of JSON schemas")
         replayable = getattr(self._environment, "replayable", True)
         runs = hasattr(self._environment, "run")
-        return {"tools": [dict(tool) for tool in tools], "replayable": bool(replayable), "runs": runs}
+        about = str(getattr(self._environment, "about", ""))
+        return {
+            "tools": [dict(tool) for tool in tools],
+            "replayable": bool(replayable),
+            "runs": runs,
+            "about": about,
+        }
 
     def _open(self, task: dict[str, Any], seed: int) -> dict[str, Any]:
         self._seed(seed)

@@ -54,6 +54,8 @@ class Description:
     replayable: bool
     runs: bool = False
     """It is a program, which calls the policy itself."""
+    about: str = ""
+    """Line for the log."""
 
     def schemas(self) -> dict[str, Mapping[str, Any]]:
         """Return the schema of each tool's arguments, by the tool's name."""
@@ -354,4 +356,4 @@ def _description(environment: str, reply: Mapping[str, Any]) -> Description:
             f"description, parameters}}}} with a JSON schema as parameters; "
             f"{str(tool)[:200]} is not: {error!r:.200}"
         ) from error
-    return Description(tools, bool(reply["replayable"]), bool(reply["runs"]))
+    return Description(tools, bool(reply["replayable"]), bool(reply["runs"]), str(reply["about"]))

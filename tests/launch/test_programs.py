@@ -76,6 +76,7 @@ def test_commands_in_sandboxes_are_trained(acting: Path, tmp_path: Path) -> None
             "command": ["python3", "grade.py"],
             "files": str(tmp_path / "grade"),
             "keep": ["texts.json"],
+            "reward": "number",
         },
     }
     agent = json.dumps({"environment": None, "program": program, "max_turn_tokens": 24})

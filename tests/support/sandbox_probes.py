@@ -50,6 +50,12 @@ import os
 for name, value in os.environ.items():
     if SECRET_HEAD in value: print(name)
 """,
+    "open descriptors": """
+import os
+for number in range(3, 1024):
+    try: print(number, os.readlink(f'/proc/self/fd/{number}'))
+    except OSError: pass
+""",
     "sockets of the host": """
 import socket
 for address in SOCKETS:

@@ -46,6 +46,8 @@ _LOCK_SECONDS = 0.02
 class CommandProgram:
     """Program of `agent.program` (`environment.Program`)."""
 
+    about: ClassVar[str] = ""
+    """Its sandbox, for the log."""
     _boots: ClassVar[BootSlots | None] = None
 
     def __init__(self, *, memory_mib: int, **options: Any) -> None:
@@ -67,10 +69,10 @@ class CommandProgram:
         this reads is there in every program's process."""
         program = cls(**options)
         cls._boots = BootSlots(program._program.sandbox.boots)
-        program.check()
+        cls.about = program.check()
 
-    def check(self) -> None:
-        """Open a sandbox and look for the commands in it. Raises ConfigError."""
+    def check(self) -> str:
+        """Open a sandbox and look for the commands in it; return its description. Raises ConfigError."""
         program = self._program
         for word in (*program.command, *program.env.values()):
             _filled(word, dict.fromkeys(program.columns, ""), "agent.program.command")
@@ -83,6 +85,7 @@ class CommandProgram:
                     # Files of rows, and a command that a column names, are not known yet.
                     if command and not _PLACEHOLDER.search(command[0]) and "/" not in command[0]:
                         _require_command(sandbox, command[0])
+                return sandbox.describe()
         except (SandboxLost, TooLarge) as error:
             raise ConfigError(f"agent.program.sandbox: {error}") from error
 
@@ -139,10 +142,13 @@ class CommandProgram:
             done = sandbox.run(grade.command, seconds=grade.seconds, env=env)
             if done.status != 0 or done.timed_out:
                 return 0.0, str(done)
-            with contextlib.suppress(TooLarge):
-                written = sandbox.read([REWARD_FILE], TMP)
-                return (_number(written[REWARD_FILE].data) if written else 1.0), ""
-            return 0.0, f"{TMP}/{REWARD_FILE} is too large"
+            if grade.reward == "status":
+                return 1.0, ""
+            with contextlib.suppress(TooLarge, KeyError, ValueError):
+                number = float(sandbox.read([REWARD_FILE], TMP)[REWARD_FILE].data)
+                if math.isfinite(number):
+                    return number, ""
+            return 0.0, f"no finite number in {TMP}/{REWARD_FILE}"
 
     @contextlib.contextmanager
     def _opened(self, model: Model | None) -> Iterator[Sandbox]:
@@ -233,12 +239,3 @@ def _text(value: Any) -> str:
 
 def _json_file(value: Mapping[str, Any]) -> WorkFile:
     return WorkFile(json.dumps(value).encode())
-
-
-def _number(data: bytes) -> float:
-    """Return the number that a grade wrote; 0 if it is not a finite one."""
-    try:
-        number = float(data)
-    except ValueError:
-        return 0.0
-    return number if math.isfinite(number) else 0.0

@@ -153,7 +153,7 @@ class BubblewrapSandbox:
         memory = (
             "memory, processes and CPUs by cgroup"
             if self._cgroup is not None
-            else "no cgroup here: memory by process, number of processes by rlimit"
+            else "no cgroup here: memory looked at four times a second, processes by rlimit, CPUs not limited"
         )
         return f"bubblewrap: namespaces, read-only root, system-call filter, {user}, {memory}"
 
@@ -182,16 +182,25 @@ class BubblewrapSandbox:
             first = reports.first_process(process, self._limits.boot_seconds)
             stack.callback(os.close, first)
             output = CommandOutput(process.stdout.fileno(), OUTPUT_BYTES)
+            memory = None if self._cgroup is not None else _MemoryWatch(process.pid, self._limits.memory_mib)
             timed_out = wait_for_command(
-                process, output, seconds=seconds, door=self._door, kill=lambda: _kill(process, first)
+                process,
+                output,
+                seconds=seconds,
+                door=self._door,
+                kill=lambda: _kill(process, first),
+                exceeds=memory,
             )
             # Bubblewrap may end a moment before the last of its namespace's processes.
             if not select.select([first], [], [], _END_SECONDS)[0]:
                 raise SandboxLost("processes of a command did not end when they were killed")
             code = reports.exit_code()
-        out_of_memory = self._cgroup is not None and self._cgroup.memory_was_exceeded()
+        if self._cgroup is not None:
+            out_of_memory = self._cgroup.memory_was_exceeded()
+        else:
+            out_of_memory = memory is not None and memory.was_exceeded
         # Bubblewrap's own process can be what the kernel kills for memory.
-        if code is None and not timed_out and not (out_of_memory and process.returncode < 0):
+        if code is None and not timed_out and not out_of_memory:
             raise SandboxLost(f"bubblewrap could not run a command: {output.text()[-300:]!a}")
         return Exit(
             128 + signal.SIGKILL if code is None else code,
@@ -448,6 +457,44 @@ class _Status:
         self._is_over = data is None
         lines = self._data.split(b"\n")[:-1]
         return {name: value for line in lines for name, value in json.loads(line).items()}
+
+
+class _MemoryWatch:
+    """Check of a command's memory where no cgroup counts it."""
+
+    def __init__(self, pid: int, most_mib: int) -> None:
+        """`pid`: process above all of the command."""
+        self._pid, self._most_kib = pid, most_mib * 1024
+        self.was_exceeded = False
+
+    def __call__(self) -> bool:
+        """Return True if all processes below together have more memory than they may."""
+        self.was_exceeded |= sum(map(_memory_kib, _below(self._pid))) > self._most_kib
+        return self.was_exceeded
+
+
+def _below(pid: int) -> list[int]:
+    """Return all descendants of a process."""
+    descendants: list[int] = []
+    ahead = [pid]
+    while ahead:
+        with contextlib.suppress(OSError):
+            parent = ahead.pop()
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with contextlib.suppress(OSError):
+                    children = Path(f"/proc/{parent}/task/{task}/children").read_text().split()
+                    ahead += map(int, children)
+                    descendants += map(int, children)
+    return descendants
+
+
+def _memory_kib(pid: int) -> int:
+    """Return the memory of a process, with its share of what it shares; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    return 0
 
 
 def _kill(process: subprocess.Popen[bytes], first: int) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from mrl.agents.sandboxes.door import Door
 from mrl.processes.channel import read_some
 
+_LOOK_SECONDS = 0.25
 _DRAIN_SECONDS = 5.0
 """Time to read the end of the output, after the end of all that could write it."""
 
@@ -54,12 +55,14 @@ def wait_for_command(
     seconds: float,
     door: Door | None,
     kill: Callable[[], None],
+    exceeds: Callable[[], bool] | None = None,
 ) -> bool:
     """Wait until a process ends; return True if it was killed after `seconds`.
 
     Args:
         door: Forwards meanwhile.
         kill: Ends the process, whatever it does.
+        exceeds: Called every quarter of a second; the process is killed once it returns True.
     """
     deadline = time.monotonic() + seconds
     end = os.pidfd_open(process.pid)
@@ -74,8 +77,15 @@ def wait_for_command(
         if door is not None:
             door.register(selector)
         try:
+            next_look = 0.0
             while process.poll() is None and not timed_out:
-                for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                now = time.monotonic()
+                if exceeds is not None and now >= next_look:
+                    if exceeds():
+                        break
+                    next_look = now + _LOOK_SECONDS
+                until = deadline if exceeds is None else min(deadline, next_look)
+                for key, _ in selector.select(max(0.0, until - now)):
                     key.data()
                 timed_out = time.monotonic() >= deadline
         finally:

@@ -12,6 +12,7 @@ from mrl.section import Section
 
 _COMMANDS = "mrl.agents.envs.command_program:CommandProgram"
 """Environment of programs that are commands."""
+_LEAST_PROGRAM_MIB = 512
 
 
 class EnvironmentSection(Section):
@@ -77,6 +78,11 @@ class AgentSection(EnvironmentSection):
                 "agent.domains, or remove the section"
             )
         for program in (section.program for section in sections if section.program is not None):
+            if self.memory_mib < _LEAST_PROGRAM_MIB:
+                yield (
+                    f"agent.memory_mib = {self.memory_mib} is too little for agent.program, whose files pass "
+                    f"through a process with this limit; set at least {_LEAST_PROGRAM_MIB}"
+                )
             if program.least_seconds > self.run_seconds:
                 yield (
                     f"agent.run_seconds = {self.run_seconds:g} is less than a program's seconds, its grade's "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -37,8 +37,10 @@ class GradeSection(Section):
     """Command that grades what a program left, in a fresh sandbox without a model."""
 
     command: list[str] = Field(min_length=1)
-    """Run this in /work. Status 0 is the reward 1, or the number in /tmp/reward if the command wrote one; any
-    other status is the reward 0."""
+    """Run this in /work. Any status but 0 is the reward 0."""
+    reward: Literal["status", "number"] = "status"
+    """With status 0: the reward is 1 (status), or the number that the command wrote to /tmp/reward, 0 without
+    one (number)."""
     keep: list[str] = Field(min_length=1)
     """Take regular files of the program's /work whose path matches one of these patterns (* also matches /);
     all other files are as before the program."""

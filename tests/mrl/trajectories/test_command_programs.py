@@ -112,7 +112,8 @@ class World:
 
         async def roll() -> None:
             with EnvironmentWorkers.of(section) as pool:
-                assert pool.describe("program").runs
+                description = pool.describe("program")
+                assert description.runs and description.about.startswith("bubblewrap: ")
                 before()
                 client = EnvironmentClient(pool)
                 await program_rollout(policy, client, Gateway(), rules, self.trajectory, request, 7)
@@ -146,9 +147,12 @@ def test_a_command_is_scored_by_its_grade(world: World) -> None:
 
 
 def test_a_grade_may_write_a_number(world: World) -> None:
-    assert world.ran(number="0.25").reward == 0.25
-    assert world.ran(number="nan").reward == 0.0
-    assert world.ran(number="0.25", answer="another").reward == 0.0
+    section = world.section(grade=GRADE | {"reward": "number"})
+    assert world.ran(section=section, number="0.25").reward == 0.25
+    assert world.ran(section=section, number="0.25", answer="another").reward == 0.0
+    for tasks in ({"number": "nan"}, {"number": "x"}, {}):
+        assert world.ran(section=section, **tasks).reward == 0.0
+    assert world.ran(number="0.25").reward == 1.0, "the status alone counts"
 
 
 @pytest.mark.parametrize(
@@ -261,6 +265,8 @@ def test_what_cannot_run_is_refused_at_the_start(world: World) -> None:
             pool.describe("program")
     with pytest.raises(ValueError, match=r"agent.run_seconds = 300"):
         world.section(seconds=280)
+    with pytest.raises(ValueError, match=r"agent.memory_mib = 100 is too little"):
+        AgentSection(program=AGENT, memory_mib=100)
     with pytest.raises(ValueError, match="program replaces"):
         AgentSection(environment="calculator", program=AGENT)
 
