@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from pydantic import Field
@@ -18,7 +20,8 @@ class SandboxSection(Section):
     """Make the read-only root from a folder with a root's files (bubblewrap; null: this machine's /usr), or
     from the image of this name (docker, podman)."""
     mounts: dict[str, str] = {}
-    """Make folders of this machine readable inside: path here to path inside."""
+    """Make folders of this machine readable inside: path here to path inside, which is not below /work, /tmp,
+    /dev or /proc."""
     disk_mib: int = Field(default=1024, ge=8)
     """Limit all writable files (/work, /tmp) together to so many MiB, which are kept in memory."""
     processes: int = Field(default=256, ge=4)
@@ -31,6 +34,12 @@ class SandboxSection(Section):
     """Boot at most so many sandboxes at once on a node."""
     options: dict[str, Any] = {}
     """Pass these keyword arguments to the provider's class."""
+
+    def faults(self) -> Iterator[str]:
+        for inside in self.mounts.values():
+            parts = PurePosixPath(inside).parts
+            if parts[:1] != ("/",) or len(parts) == 1 or parts[1] in ("work", "tmp", "dev", "proc"):
+                yield f"the sandbox cannot mount a folder at {inside!r}; choose a path such as /opt/agent"
 
 
 class GradeSection(Section):
@@ -64,6 +73,7 @@ class ProgramSection(Section):
     seconds: float = Field(default=1200.0, gt=0)
     """End the command after so many seconds, with its waits for the policy; what it left is graded."""
     sandbox: SandboxSection = SandboxSection()
+    """Run the program and its grade in sandboxes of this kind and these limits."""
     grade: GradeSection | None = None
     """Compute the reward by a command; null: `reward` judges the last conversation."""
 

@@ -265,6 +265,9 @@ def test_what_cannot_run_is_refused_at_the_start(world: World) -> None:
             pool.describe("program")
     with pytest.raises(ValueError, match=r"agent.run_seconds = 300"):
         world.section(seconds=280)
+    for place in ("/work/x", "relative", "/tmp"):
+        with pytest.raises(ValueError, match="cannot mount a folder"):
+            world.section(sandbox={"mounts": {"/usr": place}})
     with pytest.raises(ValueError, match=r"agent.memory_mib = 100 is too little"):
         AgentSection(program=AGENT, memory_mib=100)
     with pytest.raises(ValueError, match="program replaces"):
