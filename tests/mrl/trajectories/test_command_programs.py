@@ -21,6 +21,7 @@ from mrl.agents.envs.command_program import BootSlots, CommandProgram
 from mrl.agents.episode import Limits
 from mrl.agents.pool import EnvironmentWorkers
 from mrl.config.sections.agent import AgentSection
+from mrl.config.sections.programs import ProgramSection
 from mrl.errors import ConfigError
 from mrl.gateway.server import Gateway
 from mrl.gateway.templates import Templates
@@ -75,10 +76,10 @@ class World:
         (self.hidden / "check.py").write_text(CHECK)
 
     def section(self, *, grade: Mapping[str, Any] | None = GRADE, **changes: Any) -> AgentSection:
-        program = AGENT | {"files": str(self.files)} | changes
+        program: dict[str, Any] = AGENT | {"files": str(self.files)} | changes
         if grade is not None:
             program["grade"] = {"files": str(self.hidden), **grade}
-        return AgentSection(program=program, memory_mib=512, run_seconds=300)
+        return AgentSection(program=ProgramSection(**program), memory_mib=512, run_seconds=300)
 
     def ran(self, code: str = "", *, section: AgentSection | None = None, **task: Any) -> Step:
         """Run a program that asks once and then runs `code`, without a rollout; return its end."""
@@ -253,14 +254,12 @@ def test_a_lost_sandbox_is_never_scored(world: World, tmp_path: Path) -> None:
 
 
 def test_what_cannot_run_is_refused_at_the_start(world: World) -> None:
-    for changes, reason in {
-        ("command", ("no-such-command",)): "no command 'no-such-command'",
-        ("command", ("python3", "{unknown}")): r"names \{unknown\}",
-        ("files", ("/no/such",)): "cannot be read",
-    }.items():
-        name, value = changes
-        section = world.section(**{name: list(value) if name == "command" else value[0]})
-        (world.files / "agent.py").write_text("")
+    (world.files / "agent.py").write_text("")
+    for section, reason in (
+        (world.section(command=["no-such-command"]), "no command 'no-such-command'"),
+        (world.section(command=["python3", "{unknown}"]), r"names \{unknown\}"),
+        (world.section(files="/no/such"), "cannot be read"),
+    ):
         with pytest.raises(ConfigError, match=reason), EnvironmentWorkers.of(section) as pool:
             pool.describe("program")
     with pytest.raises(ValueError, match=r"agent.run_seconds = 300"):
@@ -269,9 +268,9 @@ def test_what_cannot_run_is_refused_at_the_start(world: World) -> None:
         with pytest.raises(ValueError, match="cannot mount a folder"):
             world.section(sandbox={"mounts": {"/usr": place}})
     with pytest.raises(ValueError, match=r"agent.memory_mib = 100 is too little"):
-        AgentSection(program=AGENT, memory_mib=100)
+        AgentSection(program=ProgramSection(**AGENT), memory_mib=100)
     with pytest.raises(ValueError, match="program replaces"):
-        AgentSection(environment="calculator", program=AGENT)
+        AgentSection(environment="calculator", program=ProgramSection(**AGENT))
 
 
 def test_texts_of_commands(world: World) -> None:
