@@ -50,7 +50,7 @@ class Libraries:
 def gpu_libraries(modules: Sequence[str] | None = None, *, seconds: float = SECONDS) -> Libraries:
     """Import the modules (default: all installed of MODULES) in another process; return what it found."""
     if modules is None:
-        modules = [module for name, own in MODULES.items() if _is_installed(name) for module in own]
+        modules = [module for name in MODULES if _is_installed(name) for module in MODULES[name]]
     command, path = module_command("mrl.launch.cluster.gpu_libraries", *modules), child_path()
     try:
         done = subprocess.run(
