@@ -5,7 +5,8 @@
 
 `--nodes`: the node of every trainer rank, then of every engine rank. Each node is a network namespace whose
 link to a common bridge has the given rate each way (a token bucket: nothing is lost). The processes of a node
-share its link. The proof of every session compares all weights, not timed. Needs root, iproute2, and a kernel with veth, bridges and sch_tbf.
+share its link. Every session is proved, which is not timed. Needs root, iproute2, and a kernel with veth,
+bridges and sch_tbf.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def _numbers(text: str) -> list[int]:
 def joined_nodes(count: int, gbit: float) -> Iterator[None]:
     """Join namespaces by a bridge in a namespace of its own, then remove all."""
     names = [BRIDGE, *(_name(node) for node in range(count))]
+    _remove(names)
     try:
         for name in names:
             run("ip", "netns", "add", name)
@@ -100,8 +102,12 @@ def joined_nodes(count: int, gbit: float) -> Iterator[None]:
             _join(node, gbit)
         yield
     finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, timeout=30, check=False)
+        _remove(names)
+
+
+def _remove(names: Sequence[str]) -> None:
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, timeout=30, check=False)
 
 
 def _join(node: int, gbit: float) -> None:
@@ -224,12 +230,12 @@ class _Rank:
             time.sleep(0.02)
 
     def _show(self, plan: Plan, seconds: Sequence[float], sent: Sequence[int]) -> None:
-        """Print what was measured beside what the links need at full rate; the first session is not counted."""
-        received, sent = plan.traffic[2], plan.traffic[4]
+        """Print what was measured beside what the links need at full rate, without the first session."""
+        into, out = plan.traffic[2], plan.traffic[4]
         rate = self._options.gbit * 1e9 / 8
         nodes = np.array(self._options.nodes)
         busiest = max(
-            max(received[nodes == node].sum(), sent[nodes == node].sum()) for node in range(nodes.max() + 1)
+            max(into[nodes == node].sum(), out[nodes == node].sum()) for node in range(nodes.max() + 1)
         )
         measured = statistics.median(seconds[1:])
         report = {

@@ -12,7 +12,7 @@ from mrl.resharding.planner.need_forms import BoxPlace, form_of
 from mrl.resharding.planner.pool_transfers import PoolShares
 from mrl.resharding.planner.tensor_class import Sides, TensorClass
 from mrl.resharding.planner.topology import Topology
-from mrl.resharding.planner.transfers import Item
+from mrl.resharding.planner.transfers import Item, Pattern
 
 
 def places_of(groups: Sequence[Replicas]) -> dict[str, list[BoxPlace]]:
@@ -27,9 +27,10 @@ def places_of(groups: Sequence[Replicas]) -> dict[str, list[BoxPlace]]:
 
 @dataclasses.dataclass(slots=True)
 class _Members:
-    """A class of tensors and its number of members so far."""
+    """A class of tensors: its number of members so far; and its pattern, if that needs no shares."""
 
-    tensors: TensorClass
+    tensors: TensorClass | None
+    pattern: Pattern | None
     count: int = 0
 
 
@@ -64,7 +65,10 @@ def items(
         if key not in classes:
             try:
                 form = form_of(tensor, holds, needs, trainers, engines, block, scales=scales)
-                classes[key] = _Members(TensorClass(holds, needs, sides, form))
+                tensors = TensorClass(holds, needs, sides, form)
+                is_near = not tensors.far_cells
+                pattern = tensors.pattern(PoolShares([])) if is_near else None
+                classes[key] = _Members(None if is_near else tensors, pattern)
             except WeightSyncError as error:
                 missing.append(str(error))
                 continue
@@ -76,12 +80,15 @@ def items(
             f"no trainer rank holds {len(missing)} tensors or boxes that the rollout needs: "
             + "; ".join(missing[:20])
         )
-    shares = PoolShares([(c.tensors.far_cells, c.count) for c in classes.values()])
-    patterns = {id(members): members.tensors.pattern(shares) for members in classes.values()}
+    shares = PoolShares([(c.tensors.far_cells, c.count) for c in classes.values() if c.tensors])
+    for members in classes.values():
+        if members.tensors:
+            members.pattern = members.tensors.pattern(shares)
     result = []
     for tensor, holds, needs, members, number in listed:
-        pattern = patterns[id(members)]
-        result.append(Item(tensor, tuple(holds), tuple(needs), pattern, number % pattern.period))
+        assert members.pattern is not None
+        ordinal = number % members.pattern.period
+        result.append(Item(tensor, tuple(holds), tuple(needs), members.pattern, ordinal))
     return result
 
 

@@ -86,6 +86,7 @@ class TensorClass:
         self._held_dtypes = [sides.trainers[p.group].tensors[p.index].dtype for p in holds]
         self._grid: dict[Box, list[Box]] = {}
         self._holders: dict[Box, dict[int, int]] = {}
+        self._ranks: dict[Box, Ranks] = {}
         self._covered: dict[tuple[Box, int], int] = {}
         self._columns = _Columns()
         self._far: dict[tuple[Box, int, int], dict[int, int]] = {}
@@ -100,12 +101,18 @@ class TensorClass:
         """Return the class's transfers, with far cells cut by the pools' shares."""
         for cell in self.far_cells:
             self._add_pieces(cell, shares)
-        needed_by = [ranks for _, ranks, _ in self._uncut]
-        numbers = np.repeat(np.arange(len(needed_by)), [len(ranks) for ranks in needed_by])
+        columns = self._columns.joined()
+        uncut_needs = columns["engine_rank"], columns["cell"]
+        if self.far_cells:
+            needed_by = [ranks for _, ranks, _ in self._uncut]
+            numbers = np.repeat(np.arange(len(needed_by)), [len(ranks) for ranks in needed_by])
+            uncut_needs = np.concatenate(needed_by), numbers
+        else:  # nothing was cut: thousands of slots share memory with the columns
+            columns["entry"] = np.broadcast_to(np.int32(-1), len(columns["entry"]))
         return Pattern(
-            **self._columns.joined(),
+            **columns,
             uncut=tuple(cell for cell, _, _ in self._uncut),
-            uncut_needs=np.stack([np.concatenate([*needed_by, np.empty(0, np.int32)]), numbers]),
+            uncut_needs=uncut_needs,
             uncut_holders=tuple(holders for _, _, holders in self._uncut),
             bytes_not_on_slot=sum(self._bytes_not_on_slot(need) for need in range(len(self._needs))),
             form=self._form,
@@ -120,7 +127,7 @@ class TensorClass:
         for cell in self._grid[box]:
             needed = self._needed(need, cell)
             rows, candidates, holds = self._rows(cell, self._needs[need])
-            self._uncut.append((needed, ranks, tuple(self._holders_of(cell))))
+            self._uncut.append((needed, ranks, self._ranks_with(cell)))
             if self._sides.nearest.pools:
                 for rank, wire in rows[rows["distance"] > 1][["engine_rank", "wire"]].tolist():
                     times = 0
@@ -143,7 +150,7 @@ class TensorClass:
     def _far_cell(self, box: Box, wire: int, times: int) -> FarCell:
         unit = self._needed(0, box).unit
         needs = self._sides.nodes(self._far[box, wire, times])
-        cell = FarCell(box, wire, tuple(self._holders_of(box)), unit if box[1] else 0, needs)
+        cell = FarCell(box, wire, self._ranks_with(box), unit if box[1] else 0, needs)
         return cell if cell.num_bytes >= self._sides.cut_bytes else dataclasses.replace(cell, unit=0)
 
     def _add_pieces(self, cell: FarCell, shares: PoolShares) -> None:
@@ -165,7 +172,7 @@ class TensorClass:
 
     def _rows(self, cell: Box, place: BoxPlace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         holders, engine_ranks = self._holders_of(cell), self._sides.engine_ranks[place.group]
-        nearest = self._sides.nearest.of(tuple(holders))
+        nearest = self._sides.nearest.of(self._ranks_with(cell))
         holds = np.array(list(holders.values()), np.int32)[nearest.positions]
         choice = nearest.of_engine[engine_ranks]
         rows = np.empty(len(engine_ranks), _ROW)
@@ -188,6 +195,12 @@ class TensorClass:
             ]
         )
         return wires[holds, local.astype(int)]
+
+    def _ranks_with(self, cell: Box) -> Ranks:
+        """Return the trainer ranks that hold the whole cell, one object for all its needs."""
+        if cell not in self._ranks:
+            self._ranks[cell] = tuple(self._holders_of(cell))
+        return self._ranks[cell]
 
     def _holders_of(self, cell: Box) -> dict[int, int]:
         """Return trainer rank -> its first holding that contains the whole cell, in order of rank."""

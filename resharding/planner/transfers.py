@@ -97,8 +97,8 @@ class Pattern:
     form: PlainForm
     uncut: tuple[NeededCell, ...]
     """Cells before they are cut for several senders: those that a proof compares."""
-    uncut_needs: np.ndarray
-    """[2, n]: engine rank, and index into `uncut` of a cell that it needs."""
+    uncut_needs: tuple[np.ndarray, np.ndarray]
+    """Engine ranks, and by each the index into `uncut` of a cell that it needs."""
     uncut_holders: tuple[tuple[int, ...], ...]
     """By uncut cell, the trainer ranks that hold it."""
 

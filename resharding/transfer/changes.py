@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from mrl.resharding.wire.delta import pack, pays
+from mrl.resharding.wire.delta import packed_changes, pays
 
 
 class SentWeights:
@@ -49,7 +49,7 @@ class SentWeights:
         amounts, result = self._session, None
         if receiver in self._holders and self.is_useful:
             started = time.monotonic()
-            result = pack(old, new)
+            result = packed_changes(old, new)
             amounts.seconds += time.monotonic() - started
             amounts.tried += new.numel()
             amounts.packed += new.numel() if result is None else result.numel()

@@ -1,4 +1,4 @@
-"""What changed in a message since the version before, losslessly packed. Pure.
+"""Pack what changed in a message since the version before, without loss. Pure.
 
 A packed message lists the 16-bit words that changed: the distances between them and their exclusive ors with
 the old words, compressed by zlib. With bfloat16 weights and small steps most words stay.
@@ -19,7 +19,7 @@ _MOST_CHANGED = 0.3
 """Share of changed words from which a message is sent whole: packing no longer pays for its time."""
 
 
-def pack(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor | None:
+def packed_changes(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor | None:
     """Return what turns `old` into `new` as flat uint8; None if the whole message is as small.
 
     Both are flat uint8 of one even size (`schedule.ALIGN`)."""
@@ -37,7 +37,7 @@ def pack(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor | None:
     return torch.frombuffer(bytearray(packed), dtype=torch.uint8) if len(packed) < new.numel() else None
 
 
-def unpack(old: torch.Tensor, packed: torch.Tensor) -> None:
+def apply_changes(old: torch.Tensor, packed: torch.Tensor) -> None:
     """Turn `old` into the new message in place; raise WeightSyncError if `packed` does not fit it."""
     words = _words(old)
     try:

@@ -44,7 +44,7 @@ class Outgoing:
     data: torch.Tensor
     """Flat uint8."""
     packed: torch.Tensor | None = None
-    """The same as changes of the version before (`delta.pack`), to be sent instead; flat uint8."""
+    """The same as changes of the version before (`delta.packed_changes`), to be sent instead; flat uint8."""
     bucket: int = 0
     """Receiver's bucket for them; `offset` is where in it they begin."""
     offset: int = 0

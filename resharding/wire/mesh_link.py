@@ -14,7 +14,7 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.bucket_messages import require_digest, split
 from mrl.resharding.wire.channel import Lost
-from mrl.resharding.wire.delta import unpack
+from mrl.resharding.wire.delta import apply_changes
 from mrl.resharding.wire.meeting import Meeting
 from mrl.resharding.wire.mesh import Mesh, Outgoing
 from mrl.resharding.wire.messages import BucketMessage
@@ -216,7 +216,7 @@ class MeshInbox:
                 if held is None or not held.numel():
                     raise WeightSyncError(f"trainer rank {rank} sends changes of bytes that are not here")
                 data.copy_(held[place.offset : place.offset + place.num_bytes])
-                unpack(data, packed)
+                apply_changes(data, packed)
             require_digest(data, digest, rank)
         if held is not None:
             held.resize_(num_bytes).copy_(bucket)

@@ -76,7 +76,7 @@ def _pools(rng: random.Random, hf: dict, moe: bool) -> Pools:
 
 @dataclasses.dataclass(frozen=True)
 class Loads:
-    """What some ranks must carry together: bytes, by the ranks among which they may be split."""
+    """Bytes that some ranks must carry together, by the ranks among which they may be split."""
 
     sent: Counter[tuple[int, ...]]
     taken: Counter[tuple[int, ...]]
@@ -135,12 +135,15 @@ def least_busiest(loads: Counter[tuple[int, ...]]) -> float:
     for (ranks, _), share in zip(groups, shares, strict=True):
         total[ranks] += share
     for _ in range(400):
+        before = total.copy()
         for (ranks, load), share in zip(groups, shares, strict=True):
             if len(ranks) > 1:
-                rest = total[ranks] - share
-                level = _level(rest, load)
-                total[ranks] = np.maximum(rest, level)
-                share[:] = total[ranks] - rest
+                others = total[ranks] - share
+                level = _level(others, load)
+                total[ranks] = np.maximum(others, level)
+                share[:] = total[ranks] - others
+        if np.abs(total - before).max() < 1e-5 * total.max():
+            break
     best = 0.0
     for level in np.unique(np.round(total / total.max(), 3)):
         inside = set(np.flatnonzero(total >= (level - 0.001) * total.max()).tolist())
@@ -149,9 +152,9 @@ def least_busiest(loads: Counter[tuple[int, ...]]) -> float:
     return best
 
 
-def _level(rest: np.ndarray, load: float) -> float:
-    """Return the height to which `load` fills the lowest of `rest`."""
-    ordered = np.sort(rest)
+def _level(others: np.ndarray, load: float) -> float:
+    """Return the height to which `load` fills the lowest of `others`."""
+    ordered = np.sort(others)
     heights = (load + np.cumsum(ordered)) / np.arange(1, len(ordered) + 1)
     return float(heights[np.flatnonzero(heights > ordered)[-1]])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.wire.delta import pack, pays, unpack
+from mrl.resharding.wire.delta import apply_changes, packed_changes, pays
 
 
 def changed(old: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
@@ -22,9 +22,9 @@ def test_unpacking_gives_every_bit_of_the_new_message(size: int, share: float) -
     generator = torch.Generator().manual_seed(size)
     old = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
     new = changed(old, share, generator)
-    packed = pack(old, new)
+    packed = packed_changes(old, new)
     assert packed is not None and packed.numel() < new.numel()
-    unpack(old, packed)
+    apply_changes(old, packed)
     assert torch.equal(old, new)
 
 
@@ -33,29 +33,29 @@ def test_words_far_from_each_other_keep_their_places(places: list[int]) -> None:
     old = torch.zeros(1 << 19, dtype=torch.uint8)
     new = old.clone()
     new.view(torch.int16)[places] = -1
-    packed = pack(old, new)
+    packed = packed_changes(old, new)
     assert packed is not None
-    unpack(old, packed)
+    apply_changes(old, packed)
     assert torch.equal(old, new)
 
 
 def test_a_message_that_changed_almost_everywhere_is_sent_whole() -> None:
     generator = torch.Generator().manual_seed(1)
     old = torch.randint(0, 256, (1 << 16,), dtype=torch.uint8, generator=generator)
-    assert pack(old, changed(old, 0.5, generator)) is None
+    assert packed_changes(old, changed(old, 0.5, generator)) is None
 
 
 def test_malformed_changes_are_refused() -> None:
     old = torch.zeros(64, dtype=torch.uint8)
     with pytest.raises(WeightSyncError, match="malformed changes"):
-        unpack(old, torch.arange(20, dtype=torch.uint8))
+        apply_changes(old, torch.arange(20, dtype=torch.uint8))
     longer = torch.zeros(4096, dtype=torch.uint8)
     new = longer.clone()
     new[-2:] = 1
-    packed = pack(longer, new)
+    packed = packed_changes(longer, new)
     assert packed is not None
     with pytest.raises(WeightSyncError, match="changes word 2047 of 32"):
-        unpack(old, packed)
+        apply_changes(old, packed)
 
 
 def test_packing_pays_on_slow_links_only() -> None:
