@@ -24,7 +24,7 @@ class Compact:
 
     def run(self, task: dict[str, Any], seed: int, model: Model) -> float:
         client, value = openai.OpenAI(), str(value_of(task["expression"]))
-        messages = list(task["prompt"])
+        messages: list[Any] = list(task["prompt"])
         for _ in range(3):
             answer = client.chat.completions.create(model=model.name, messages=messages)
             text = answer.choices[0].message.content or ""
