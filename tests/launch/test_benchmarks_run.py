@@ -9,6 +9,7 @@ import pytest
 from tests.support.runs import run_python
 
 DRIVER = "--prompts 4 --samples 4 --tokens 40 --engines 2 --step-seconds 1 --steps 1"
+DAY = "--device cpu --out {out}/day"
 TRL = "--workloads tiny --steps 1 --rounds 1 --eager --out {out}"
 """Starts engines three times, which takes two minutes or more."""
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.integration
     ("name", "words", "says"),
     [
         pytest.param("driver", DRIVER, "the driver's own", id="driver"),
+        pytest.param("gpu_day", DAY, "5 of 5 stages are done", id="gpu_day", marks=pytest.mark.slow),
         pytest.param("against_trl", TRL, "| step |", id="against_trl", marks=pytest.mark.slow),
     ],
 )
