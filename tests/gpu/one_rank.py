@@ -19,6 +19,9 @@ class OneRankLane:
     def bucket(self, turn: int) -> torch.Tensor:
         return self._bucket
 
+    def prepare(self, turn: int, window: WindowPart) -> None:
+        """Do nothing: packed bytes go as they are."""
+
     def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
         assert received is not None
         self._arrived = []

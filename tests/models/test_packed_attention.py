@@ -23,6 +23,7 @@ CONFIG = types.SimpleNamespace(
     softmax_type="vanilla",
     window_size=None,
     window_attn_skip_freq=None,
+    no_rope_freq=None,
 )
 
 

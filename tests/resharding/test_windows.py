@@ -42,6 +42,9 @@ class Recorder:
             raise ValueError("the lane broke on purpose")
         return torch.full((1,), turn)
 
+    def prepare(self, turn: int, window: WindowPart) -> None:
+        """Do nothing: packed bytes go as they are."""
+
     def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
         self._events.append(("start", turn))
 

@@ -222,9 +222,10 @@ def test_nothing_of_a_sandbox_remains() -> None:
         until(lambda: not sleepers(seconds))
         until(lambda: not any(is_running(child) for child in children))
     cgroup.kill_owned_by(process.pid, deadline_seconds=30.0)
-    before = set(os.listdir("/dev/shm"))
+    before, others = set(os.listdir("/dev/shm")), set(psutil.Process().children(recursive=True))
     with open_sandbox(limits=LIMITS) as sandbox:
-        children = psutil.Process().children(recursive=True)
+        children = set(psutil.Process().children(recursive=True)) - others
+        assert children
         sandbox.run(["sh", "-c", "sleep 600 & echo x > /dev/shm/left"], seconds=SECONDS)
     assert not any(is_running(child) for child in children)
     assert "left" not in set(os.listdir("/dev/shm")) - before

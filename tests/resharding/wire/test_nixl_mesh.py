@@ -46,7 +46,7 @@ class Pair:
 
     def write(self, value: int, size: int, bucket: int, offset: int) -> torch.Tensor:
         data = torch.full((size,), value, dtype=torch.uint8)
-        self.sender.flush(self.sender.send([Outgoing(1, data, bucket, offset)]))
+        self.sender.flush(self.sender.send([Outgoing(1, data, bucket=bucket, offset=offset)]))
         return data
 
     def take(self, size: int) -> list[int]:
