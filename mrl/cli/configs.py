@@ -272,7 +272,7 @@ def _plan_command(commands) -> None:
     plan.add_argument(
         "--network-gbit",
         type=float,
-        help="link of each slot to other nodes, in Gbit/s, instead of the hardware's",
+        help="bandwidth of each slot (GPU) to other nodes, in Gbit/s; default: that of the hardware",
     )
 
 
