@@ -16,7 +16,7 @@ from mrl.agents.environment import Model
 from mrl.agents.tools.arithmetic_tool import value_of
 
 LONGEST = 60  # tokens; more start a summary
-SUMMARISE = {"role": "user", "content": "Write down what is known, for someone who saw nothing of this."}
+SUMMARISE: Any = {"role": "user", "content": "Write down what is known, for someone who saw nothing of this."}
 
 
 class Compact:
