@@ -193,10 +193,14 @@ def answering(reply: str | None = None) -> Iterator[Model]:
             thread.join()
 
 
+PROBE_MARK = f"probe-of-{os.getpid()}"
+"""Argument of probes, by which a test knows its own among the machine's processes."""
+
+
 def probe(sandbox: Sandbox, text: str, seconds: float = 60.0) -> Exit:
     """Run a probe's whole text in a sandbox."""
     sandbox.write({"probe.py": WorkFile(text.encode())})
-    return sandbox.run([PYTHON, "probe.py"], seconds=seconds)
+    return sandbox.run([PYTHON, "probe.py", PROBE_MARK], seconds=seconds)
 
 
 def _own_address() -> str:
