@@ -3,8 +3,8 @@
 Rows of train and validation: half ask `What is 63 - 15?`, half tell a story; each has one sum, difference or
 product. Their domain is `problems`, their tag the operation. validation also has rows of another domain,
 `capitals`, which is never trained on: four questions about each of 78 capital cities. They show what a run
-costs elsewhere. All files are a pure function of
-the seed.
+costs elsewhere. chat has questions of everyday knowledge (mrl/prepare/chat_rows.py), on which the start can
+be the teacher, so that it costs less. All files are a pure function of the seed.
 
     {"prompt": [{"role": "user", "content": "What is 63 - 15? Answer with the number only."}],
      "answer": "48", "domain": "problems", "tag": "difference"}
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.prepare.arithmetic_rows import write_rows
+from mrl.prepare.chat_rows import chat_rows
 
 NAMES = "Anna Ben Carla David Emma Felix Grace Henry Iris Jack Kate Leo Maya Noah Olivia Paul"
 THINGS = (
@@ -69,7 +70,8 @@ Caracas, Vietnam Hanoi, Zambia Lusaka, Zimbabwe Harare"""
 def write_problems(
     folder: str | Path, *, num_train: int = 2000, num_validation: int = 256, seed: int = 0
 ) -> Path:
-    """Write train.jsonl and validation.jsonl; return the folder. No problem is in both, or twice in one.
+    """Write train.jsonl, validation.jsonl and chat.jsonl; return the folder. No problem is in two files, or
+    twice in one.
 
     validation has `num_validation` problems and all capitals, mixed by the seed.
     """
@@ -81,6 +83,7 @@ def write_problems(
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / "validation.jsonl", validation)
     write_rows(folder / "train.jsonl", (next(problems) for _ in range(num_train)))
+    write_rows(folder / "chat.jsonl", chat_rows())
     return folder
 
 

@@ -53,7 +53,7 @@ def words(smollm2: Path, folder: Path, *extra: str, model: str = "dense") -> lis
         "loop={steps: 2, prompts_per_step: 4, samples_per_prompt: 4, max_rollout_mismatch: 1e-3}",
         "loop.validation={every_steps: 0, before_training: false, num_prompts: 16}",
         "loop.checkpoint={every_steps: 0}",
-        "algorithm.filter=null",
+        "algorithm={filter: null, distillation: null}",
         *extra,
     ]
 

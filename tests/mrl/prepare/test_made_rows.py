@@ -85,6 +85,14 @@ def test_capitals_are_checked_by_the_instruction_verifier(tmp_path: Path) -> Non
         assert answers[question] == [{"check": "contains_words", "words": [word]}]
 
 
+def test_chat_questions_are_asked_once_and_name_no_place(tmp_path: Path) -> None:
+    chat = rows(problem_rows.write_problems(tmp_path, num_train=1, num_validation=1) / "chat.jsonl")
+    questions = [row["prompt"][0]["content"] for row in chat]
+    assert len(set(questions)) == len(questions) > 150
+    places = set(re.findall(r"\w+", problem_rows.CAPITALS))
+    assert not [text for text in questions if places & set(re.findall(r"\w+", text)) or "capital" in text]
+
+
 SCHEMA = {"calculator": {"type": "object", "properties": {"expression": {"type": "string"}}}}
 
 
