@@ -27,8 +27,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from mrl.agents.environment import Model, SandboxLost
 from mrl.agents.sandboxes import work_files
@@ -41,13 +39,14 @@ from mrl.agents.sandboxes.providers import (
     TMP,
     WORK,
     Exit,
+    Sandbox,
     SandboxLimits,
     TooLarge,
 )
 from mrl.agents.sandboxes.work_files import WorkFile
 from mrl.errors import ConfigError
 from mrl.processes.channel import read_some
-from mrl.processes.lifeline import die_with_parent
+from mrl.processes.lifeline import adopting_orphans, die_with_parent
 from mrl.processes.start import wait_or_kill
 from mrl.rewards.code import cgroup
 from mrl.rewards.code.sandbox import system_mounts
@@ -93,17 +92,17 @@ class Bubblewrap:
                 "sandbox.kind = bubblewrap, but bubblewrap (bwrap) is not installed; install it (Debian: "
                 "apt-get install bubblewrap)"
             )
-        for place in (*mounts, *([image] if image is not None else [])):
+        places = [*mounts, *([image] if image is not None else [])]
+        for place in places:
             if not os.path.isabs(place) or not os.path.exists(place):
                 raise ConfigError(
                     f"the sandbox's image or mount {place!r} is not an absolute path of a folder"
                 )
         root = [*_root(image), *(part for pair in mounts.items() for part in ("--ro-bind", *pair))]
-        places = [*mounts, *([image] if image is not None else [])]
         return BubblewrapSandbox(bwrap, root, limits, model, are_public=all(map(_is_public, places)))
 
 
-class BubblewrapSandbox:
+class BubblewrapSandbox(Sandbox):
     """An open sandbox (`providers.Sandbox`)."""
 
     def __init__(
@@ -135,14 +134,6 @@ class BubblewrapSandbox:
             self._stack.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     @property
     def model(self) -> Model | None:
         return self._model
@@ -164,7 +155,7 @@ class BubblewrapSandbox:
     def run(self, command: Sequence[str], *, seconds: float, env: Mapping[str, str] | None = None) -> Exit:
         """Run a command in WORK to its end, and end all processes that it leaves."""
         began = time.monotonic()
-        with contextlib.ExitStack() as stack:
+        with adopting_orphans(), contextlib.ExitStack() as stack:
             status, status_in = os.pipe()
             stack.callback(os.close, status)
             reports = _Status(status)
@@ -194,6 +185,8 @@ class BubblewrapSandbox:
             # Bubblewrap may end a moment before the last of its namespace's processes.
             if not select.select([first], [], [], _END_SECONDS)[0]:
                 raise SandboxLost("processes of a command did not end when they were killed")
+            with contextlib.suppress(ChildProcessError):  # reaped by bubblewrap
+                os.waitid(os.P_PIDFD, first, os.WEXITED)
             code = reports.exit_code()
         if self._cgroup is not None:
             out_of_memory = self._cgroup.memory_was_exceeded()

@@ -21,8 +21,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, ClassVar, Self
+from typing import IO, ClassVar
 
 from mrl.agents.environment import Model, SandboxLost
 from mrl.agents.sandboxes.command_wait import CommandOutput, wait_for_command
@@ -34,6 +33,7 @@ from mrl.agents.sandboxes.providers import (
     TMP,
     WORK,
     Exit,
+    Sandbox,
     SandboxLimits,
     TooLarge,
 )
@@ -110,7 +110,7 @@ class Podman(Docker):
     cli: ClassVar[str] = "podman"
 
 
-class ContainerSandbox:
+class ContainerSandbox(Sandbox):
     """An open sandbox (`providers.Sandbox`)."""
 
     def __init__(
@@ -139,14 +139,6 @@ class ContainerSandbox:
         except BaseException:
             self._stack.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def model(self) -> Model | None:

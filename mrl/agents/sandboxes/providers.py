@@ -84,7 +84,9 @@ class TooLarge(Exception):
 
 
 class Sandbox(Protocol):
-    """An open sandbox. Nothing of it remains after `close`, or after the process that opened it."""
+    """An open sandbox. Nothing of it remains after `close`, or after the process that opened it.
+
+    A class that inherits from this one is closed at the end of a `with` block."""
 
     @property
     def model(self) -> Model | None:
@@ -118,11 +120,13 @@ class Sandbox(Protocol):
         """End all its processes and remove its files."""
         ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
 class SandboxProvider(Protocol):
