@@ -60,7 +60,8 @@ log = logging.getLogger(__name__)
 
 WORKER_VARIABLES = re.compile(
     r"(MRL_SESSION|CUDA_HOME)"
-    r"|(NCCL|UCX|GLOO|FI|OFI|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|VLLM|FLASHINFER|DG|NVTE)_(?!.*(KEY|TOKEN|SECRET)).*"
+    r"|(NCCL|UCX|GLOO|FI|OFI|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|VLLM|FLASHINFER|DG|NVTE)_"
+    r"(?!.*(KEY|TOKEN|SECRET)).*"
 )
 """Variables that workers get from the driver, also in a Ray that others started: none with a secret."""
 OF_THE_DRIVER = ("VLLM_LOGGING_LEVEL", "TORCH_CPP_LOG_LEVEL", "VLLM_HOST_IP")
