@@ -40,6 +40,11 @@ HARMLESS = frozenset({
     "output_router_logits", "torchscript", "chunk_size_feed_forward", "id2label", "label2id", "problem_type",
     "is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_encoder_decoder", "_attn_implementation",
     "attn_implementation", "_attn_implementation_autoset", "experts_implementation",
+    # sampling, which transformers 4 writes into `text_config`: rollout.* decides
+    "do_sample", "temperature", "top_k", "top_p", "typical_p", "min_length", "early_stopping", "num_beams",
+    "num_beam_groups", "diversity_penalty", "length_penalty", "repetition_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "num_return_sequences", "output_scores", "return_dict_in_generate",
+    "remove_invalid_values", "tf_legacy_loss", "use_bfloat16",
     # pre-training; auxiliary losses are set by training.router_aux_loss
     "initializer_range", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp",
 })  # fmt: skip

@@ -11,9 +11,11 @@ from mrl.models.tensors import TRAINER
 
 
 def unread_keys(family: Family, hf: HfConfig) -> list[str]:
-    """Return the keys of config.json that no code reads and that are not known to be harmless."""
+    """Return the keys of config.json that no code reads and that are not known to be harmless.
+
+    Null and an empty object set nothing (transformers 4 writes `pruned_heads` so)."""
     known = _read_keys(family, hf) | HARMLESS | set(family.harmless)
-    return sorted(key for key, value in hf.items() if value is not None and key not in known)
+    return sorted(key for key, value in hf.items() if value not in (None, {}) and key not in known)
 
 
 def computed_from(family: Family, hf: HfConfig) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Qwen35(Qwen3Next):
         "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
         "mamba_ssm_dtype",  # dtype of an engine's states, which reads it itself
         "mlp_only_layers",
+        "language_model_only",
     )  # fmt: skip
     rope_kinds = ("default",)
     exported = {"mtp_num_hidden_layers": 0}

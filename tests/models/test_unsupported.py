@@ -144,9 +144,10 @@ def test_a_key_that_nobody_reads_is_named(family: str, tmp_path: Path) -> None:
     """Nothing in the config.json that transformers writes for each family is refused."""
     tiny_models.tiny_config(family).save_pretrained(tmp_path)
     hf = language_model(json.loads((tmp_path / "config.json").read_text()))
-    require_trainable(hf | {"router_warmth": None, "use_cache": False})
-    with pytest.raises(ConfigError, match=r"config\.json has router_warmth = 3, which are unknown for "):
-        require_trainable(hf | {"router_warmth": 3})
+    require_trainable(hf | {"router_warmth": None, "pruned_heads": {}, "use_cache": False})
+    for key, value in {"router_warmth": 3, "pruned_heads": {"0": [1]}}.items():
+        with pytest.raises(ConfigError, match=rf"config\.json has {key} = .*, which are unknown for "):
+            require_trainable(hf | {key: value})
 
 
 def test_two_spellings_of_one_key_are_both_read() -> None:
