@@ -23,7 +23,6 @@ from mrl.prepare.new_model import ensure_model
 
 PUBLISHED = {
     # Elements of the published safetensors without draft layers and image models, with correction biases.
-    # Qwen3.5 has the sizes that are transformers' defaults (configs/models/README.md).
     "Qwen3-30B-A3B": (30_532_122_624, 3_353_032_704),
     "Qwen3-235B-A22B": (235_093_634_560, 22_190_763_520),
     "Qwen3-VL-8B-Instruct": (8_190_735_360, 8_190_735_360),
