@@ -90,8 +90,8 @@ class AggregationSection(Section):
     """Reduction of the per-token losses of one optimizer step to one number."""
 
     mode: Aggregation = "sequence_mean"
-    """Average over all tokens of the step (token_mean), over sequences of token means (sequence_mean), or
-    divide by a constant (Dr. GRPO)."""
+    """Average over all tokens of the minibatch (token_mean), over sequences of token means (sequence_mean),
+    or divide by a constant (Dr. GRPO)."""
     length: int | None = Field(default=None, ge=1)
     """constant: divide the sum over tokens by the number of sequences times this length."""
 
