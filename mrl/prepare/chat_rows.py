@@ -13,6 +13,31 @@ QUESTIONS = {
         "Hamlet, Moby Dick, Pride and Prejudice, Oliver Twist, The Odyssey, Frankenstein, Dracula, Don "
         "Quixote, War and Peace, The Jungle Book, Treasure Island, Animal Farm"
     ),
+    "Who wrote {}?": (
+        "Macbeth, Emma, Great Expectations, The Hobbit, The Time Machine, Faust, The Divine Comedy, Ulysses, "
+        "Robinson Crusoe, Gulliver's Travels, Little Women, The Raven"
+    ),
+    "Which author is known for {}?": (
+        "Sherlock Holmes, Winnie the Pooh, Peter Pan, Alice in Wonderland, Pinocchio, Tom Sawyer"
+    ),
+    "{} is the author of which book?": (
+        "Jane Austen, Charles Dickens, Mark Twain, Herman Melville, Leo Tolstoy, George Orwell, "
+        "Mary Shelley, Bram Stoker, Lewis Carroll, Jules Verne"
+    ),
+    "Name the composer of {}.": (
+        "The Magic Flute, The Four Seasons, Swan Lake, Carmen, Messiah, Boléro, The Planets, Aida"
+    ),
+    "{} is the composer of which work?": "Mozart, Beethoven, Vivaldi, Handel, Tchaikovsky, Verdi, Bach",
+    "Name the scientist who discovered {}.": (
+        "radium, penicillin, gravity, the electron, oxygen, evolution, relativity, the laws of heredity"
+    ),
+    "What is the name of the Greek god of {}?": "the sea, war, the sun, love, thunder, wine, the underworld",
+    "What is the name of {}?": (
+        "the force that pulls things down, the star at the centre of our solar system, the largest ocean, "
+        "the gas that plants take in, the frozen form of water, the study of the stars, the study of "
+        "living things, a shape with three sides, a shape with eight sides, a baker's shop, a group of wolves"
+    ),
+    "{} is the symbol of which element?": "Au, Ag, Fe, Cu, O, N, H, He, Na, K, Pb, Hg",
     "Name the painter of {}.": (
         "the Mona Lisa, The Starry Night, The Scream, Guernica, Girl with a Pearl Earring"
     ),
@@ -40,6 +65,16 @@ QUESTIONS = {
         "engine, the radio"
     ),
     "Name the organ that {}.": ("pumps blood, filters blood, digests food, controls the body, takes in air"),
+    "Name the part of the body that {}.": "sees, hears, smells, tastes, thinks, breathes, bends a leg",
+    "Name the animal that {}.": (
+        "is the largest on land, is the fastest on land, has black and white stripes, sleeps hanging, spins "
+        "a web, carries its house, changes its colour, has a pouch"
+    ),
+    "{} is the young of which animal?": (
+        "A calf, A foal, A kitten, A puppy, A lamb, A chick, A cub, A tadpole"
+    ),
+    "Name the tool that {}.": "drives in nails, cuts wood, tells the time, measures heat, turns screws",
+    "Name the fruit that {}.": "is long and yellow, makes wine, makes cider, is red and has seeds outside",
     "Name the season after {}.": "spring, summer, autumn, winter",
     "Name the month before {}.": "February, May, July, October, December, January",
     "Which instrument does a {} play?": "pianist, drummer, violinist, cellist, flautist, guitarist",
