@@ -55,7 +55,7 @@ from mrl.rewards.code.seccomp import filter_program
 
 _MIB = 2**20
 _PLACES = {WORK: "/dev/shm/work", TMP: "/dev/shm/tmp", "/dev/shm": "/dev/shm/shm"}
-"""Writable folders, and their places on the holder's tmpfs."""
+"""Writable folders of every sandbox, and their places on the holder's tmpfs."""
 _FIRST_UID, _UIDS = 20_000, 40_000
 """User ids of sandboxes opened by root: above the system's, within a container's mapping."""
 _DESCRIPTORS = 1024
@@ -83,7 +83,13 @@ class Bubblewrap:
     stands for this machine's own /usr."""
 
     def open(
-        self, *, image: str | None, mounts: Mapping[str, str], limits: SandboxLimits, model: Model | None
+        self,
+        *,
+        image: str | None,
+        mounts: Mapping[str, str],
+        limits: SandboxLimits,
+        model: Model | None,
+        folders: Sequence[str] = (),
     ) -> BubblewrapSandbox:
         """Open a sandbox. Raises SandboxLost, or ConfigError."""
         bwrap = shutil.which("bwrap")
@@ -99,17 +105,26 @@ class Bubblewrap:
                     f"the sandbox's image or mount {place!r} is not an absolute path of a folder"
                 )
         root = [*_root(image), *(part for pair in mounts.items() for part in ("--ro-bind", *pair))]
-        return BubblewrapSandbox(bwrap, root, limits, model, are_public=all(map(_is_public, places)))
+        are_public = all(map(_is_public, places))
+        return BubblewrapSandbox(bwrap, root, limits, model, folders, are_public=are_public)
 
 
 class BubblewrapSandbox(Sandbox):
     """An open sandbox (`providers.Sandbox`)."""
 
     def __init__(
-        self, bwrap: str, root: Sequence[str], limits: SandboxLimits, model: Model | None, *, are_public: bool
+        self,
+        bwrap: str,
+        root: Sequence[str],
+        limits: SandboxLimits,
+        model: Model | None,
+        folders: Sequence[str],
+        *,
+        are_public: bool,
     ) -> None:
         """`root`: bubblewrap's arguments for the root; `are_public`: any user can read it."""
         self._bwrap, self._root, self._limits = bwrap, root, limits
+        self._places = _PLACES | {path: f"/dev/shm/folder-{n}" for n, path in enumerate(folders)}
         self._deadline = time.monotonic() + limits.boot_seconds
         self._stack = contextlib.ExitStack()
         self._cgroup = cgroup.make_cgroup(
@@ -237,7 +252,13 @@ class BubblewrapSandbox(Sandbox):
                     stderr=subprocess.DEVNULL,
                     cwd="/",
                     start_new_session=True,
-                    preexec_fn=_holding(self._uid, self._limits, report_in, has_door=model is not None),
+                    preexec_fn=_holding(
+                        self._uid,
+                        self._limits,
+                        [*self._places.values(), _ETC],
+                        report_in,
+                        has_door=model is not None,
+                    ),
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 report_in.close()
@@ -255,7 +276,7 @@ class BubblewrapSandbox(Sandbox):
                 self._model = Model(f"http://127.0.0.1:{listener.getsockname()[1]}", model.key, model.name)
         self._namespaces = [self._opened(f"/proc/{holder.pid}/ns/{name}") for name in ("user", "mnt", "net")]
         self._folders = {
-            folder: self._opened(f"/proc/{holder.pid}/root{place}") for folder, place in _PLACES.items()
+            folder: self._opened(f"/proc/{holder.pid}/root{place}") for folder, place in self._places.items()
         }
         etc = self._opened(f"/proc/{holder.pid}/root{_ETC}")
         with self._as_owner():
@@ -292,7 +313,7 @@ class BubblewrapSandbox(Sandbox):
                 *("--cap-drop", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),
                 *self._root,
                 *("--proc", "/proc", "--dev", "/dev"),
-                *(word for folder, place in _PLACES.items() for word in ("--bind", place, folder)),
+                *(word for folder, place in self._places.items() for word in ("--bind", place, folder)),
                 *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
                 *("--chdir", WORK, "--json-status-fd", str(status), "--seccomp", str(filter_fd)),
                 *("--", *command),
@@ -346,7 +367,7 @@ def _is_public(path: str) -> bool:
 
 
 def _holding(
-    uid: int | None, limits: SandboxLimits, report: socket.socket, *, has_door: bool
+    uid: int | None, limits: SandboxLimits, places: Sequence[str], report: socket.socket, *, has_door: bool
 ) -> Callable[[], None]:
     """Return what the holder runs before it becomes `cat`. It sends the door's socket, or its error."""
     parent = os.getpid()
@@ -354,7 +375,7 @@ def _holding(
     def prepare() -> None:
         _become(uid)
         die_with_parent(parent)
-        mount_scratch(limits.disk_mib * _MIB, (*_PLACES.values(), _ETC))
+        mount_scratch(limits.disk_mib * _MIB, places)
         os.unshare(os.CLONE_NEWNET)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
             fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))

@@ -94,14 +94,20 @@ class Docker:
         self._arguments = tuple(arguments)
 
     def open(
-        self, *, image: str | None, mounts: Mapping[str, str], limits: SandboxLimits, model: Model | None
+        self,
+        *,
+        image: str | None,
+        mounts: Mapping[str, str],
+        limits: SandboxLimits,
+        model: Model | None,
+        folders: Sequence[str] = (),
     ) -> ContainerSandbox:
         """Open a sandbox. Raises SandboxLost, or ConfigError."""
         if image is None:
             raise ConfigError(f"sandbox.kind = {self.cli} needs sandbox.image, the name of an image")
         if shutil.which(self.cli) is None:
             raise ConfigError(f"sandbox.kind = {self.cli}, but there is no command {self.cli}; install it")
-        return ContainerSandbox(self.cli, image, mounts, limits, model, self._arguments)
+        return ContainerSandbox(self.cli, image, mounts, limits, model, self._arguments, folders)
 
 
 class Podman(Docker):
@@ -121,6 +127,7 @@ class ContainerSandbox(Sandbox):
         limits: SandboxLimits,
         model: Model | None,
         arguments: Sequence[str],
+        folders: Sequence[str] = (),
     ) -> None:
         self._cli, self._limits = cli, limits
         self._name = f"mrl-{os.getpid()}-{next(_NUMBERS)}-{os.urandom(4).hex()}"
@@ -135,7 +142,8 @@ class ContainerSandbox(Sandbox):
                 self._stack.callback(self._door.close)
                 self._model = Model(f"http://127.0.0.1:{_PORT}", model.key, model.name)
                 mounts = {**mounts, f"{folder}/door": _DOOR}
-            self._boot(container_arguments(cli, self._name, image, mounts, limits, arguments))
+            words = container_arguments(cli, self._name, image, mounts, limits, arguments, folders)
+            self._boot(words)
         except BaseException:
             self._stack.close()
             raise
@@ -296,6 +304,7 @@ def container_arguments(
     mounts: Mapping[str, str],
     limits: SandboxLimits,
     arguments: Sequence[str] = (),
+    folders: Sequence[str] = (),
 ) -> list[str]:
     """Return the command that runs a container until its standard input ends."""
     disk = f"rw,exec,nosuid,nodev,mode=1777,size={limits.disk_mib}m"
@@ -309,7 +318,8 @@ def container_arguments(
         *("--memory", f"{limits.memory_mib + limits.disk_mib}m", "--cpus", f"{limits.cpus:g}"),
         *("--pids-limit", str(limits.processes + 8)),
         *("--ulimit", "nofile=1024:1024", "--ulimit", "core=0:0"),
-        *("--tmpfs", f"{WORK}:{disk}", "--tmpfs", f"{TMP}:{disk}", "--shm-size", f"{limits.disk_mib}m"),
+        *(word for folder in (WORK, TMP, *folders) for word in ("--tmpfs", f"{folder}:{disk}")),
+        *("--shm-size", f"{limits.disk_mib}m"),
         *(word for here, inside in mounts.items() for word in ("--volume", f"{here}:{inside}:ro")),
         *arguments,
         *("--entrypoint", "sh", image, "-c", _HOLDER),

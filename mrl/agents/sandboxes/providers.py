@@ -104,12 +104,12 @@ class Sandbox(Protocol):
         ...
 
     def write(self, files: Mapping[str, WorkFile], folder: str = WORK) -> None:
-        """Write files by their paths below WORK or TMP; replace what is there. Raises TooLarge."""
+        """Write files by their paths below a writable folder; replace what is there. Raises TooLarge."""
         ...
 
     def read(self, patterns: Sequence[str], folder: str = WORK) -> dict[str, WorkFile]:
-        """Return the regular files below WORK or TMP whose path matches a pattern (`work_files.matches`).
-        Raises TooLarge."""
+        """Return the regular files below a writable folder whose path matches a pattern
+        (`work_files.matches`). Raises TooLarge."""
         ...
 
     def describe(self) -> str:
@@ -133,7 +133,13 @@ class SandboxProvider(Protocol):
     """Kind of sandboxes. An entry point names a class whose keyword arguments are `sandbox.options`."""
 
     def open(
-        self, *, image: str | None, mounts: Mapping[str, str], limits: SandboxLimits, model: Model | None
+        self,
+        *,
+        image: str | None,
+        mounts: Mapping[str, str],
+        limits: SandboxLimits,
+        model: Model | None,
+        folders: Sequence[str] = (),
     ) -> Sandbox:
         """Open a sandbox.
 
@@ -141,6 +147,8 @@ class SandboxProvider(Protocol):
             image: What the sandbox's root is made of; None for the provider's default.
             mounts: Folders of this machine, and the paths by which they can be read inside.
             model: Its address is the only one that can be reached from inside. None: there is none.
+            folders: Further writable folders, absolute paths; empty, whatever the image has there. Only tasks
+                of Harbor need this argument.
 
         Raises:
             SandboxLost: It did not boot within `limits.boot_seconds`.
@@ -181,7 +189,9 @@ def open_sandbox(
     limits: SandboxLimits | None = None,
     model: Model | None = None,
     options: Mapping[str, Any] | None = None,
+    folders: Sequence[str] = (),
 ) -> Sandbox:
     """Open a sandbox, as `SandboxProvider.open`."""
-    provider = find_provider(kind, options)
-    return provider.open(image=image, mounts=mounts or {}, limits=limits or SandboxLimits(), model=model)
+    provider, limits = find_provider(kind, options), limits or SandboxLimits()
+    further = {"folders": folders} if folders else {}  # a provider may be without them
+    return provider.open(image=image, mounts=mounts or {}, limits=limits, model=model, **further)

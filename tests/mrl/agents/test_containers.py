@@ -41,7 +41,7 @@ REAL = os.environ.get("MRL_CONTAINERS", "").split()
 def test_arguments_of_a_container(cli: str) -> None:
     limits = SandboxLimits(memory_mib=512, disk_mib=64, processes=20, cpus=1.5)
     words = container_arguments(
-        cli, "name", "an/image:1", {"/here": "/inside"}, limits, ["--runtime", "runsc"]
+        cli, "name", "an/image:1", {"/here": "/inside"}, limits, ["--runtime", "runsc"], ["/app"]
     )
     pairs = set(itertools.pairwise(words))
     assert words[:2] == [cli, "run"] and words[-4:-1] == ["sh", "an/image:1", "-c"]
@@ -58,7 +58,8 @@ def test_arguments_of_a_container(cli: str) -> None:
         ("--entrypoint", "sh"),
     }
     disk = "rw,exec,nosuid,nodev,mode=1777,size=64m" + (",nr_inodes=8192" if cli == "docker" else "")
-    assert pairs >= {("--tmpfs", f"/work:{disk}"), ("--tmpfs", f"/tmp:{disk}"), ("--shm-size", "64m")}
+    assert pairs >= {("--tmpfs", f"{folder}:{disk}") for folder in ("/work", "/tmp", "/app")}
+    assert ("--shm-size", "64m") in pairs
     assert {"--rm", "--interactive", "--read-only"} <= set(words)
     assert ("--read-only-tmpfs=false" in words) == (cli == "podman")
     assert not {"--privileged", "--detach", "--pid", "--ipc", "--init"} & set(words)
