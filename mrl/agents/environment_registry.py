@@ -21,6 +21,7 @@ GROUP = "mrl.environments"
 _SHIPPED = {
     "calculator": "mrl.agents.envs.calculator:Calculator",
     "gymnasium": "mrl.agents.adapters.gymnasium:Gymnasium",
+    "harbor": "mrl.agents.adapters.harbor:Harbor",
     "nemo_gym": "mrl.agents.adapters.nemo_gym:NemoGym",
     "python_maths": "mrl.agents.envs.python_maths:PythonMaths",
     "remote": "mrl.agents.adapters.remote:Remote",

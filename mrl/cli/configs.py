@@ -68,8 +68,9 @@ def _make_command(commands) -> None:
     make = add_command(commands, "make", "make task files, preference pairs, or a tokenizer")
     make.add_argument(
         "what",
-        choices=["arithmetic", "calculator", "problems", "preferences", "tokenizer"],
+        choices=["arithmetic", "calculator", "harbor", "problems", "preferences", "tokenizer"],
         help="arithmetic: sums for `make quickstart`; calculator: products, for a model with a tool; "
+        "harbor: rows and files of the Harbor tasks in the folders of --from; "
         "problems: arithmetic in words, for a pretrained model; preferences: pairs of a better and a worse "
         "response to rows of a configuration; tokenizer: one trained on the files of --from",
     )
@@ -97,7 +98,21 @@ def _make_command(commands) -> None:
         dest="files",
         nargs="*",
         default=[],
-        help="tokenizer: train on these files (jsonl or parquet)",
+        help="tokenizer: train on these files (jsonl or parquet); harbor: folders of tasks",
+    )
+    make.add_argument(
+        "--builder",
+        choices=["docker", "podman"],
+        default="docker",
+        help="harbor: command line that builds the images and runs them as sandboxes; docker by default",
+    )
+    make.add_argument(
+        "--unpack", action="store_true", help="harbor: make folders of the images, for bubblewrap"
+    )
+    make.add_argument(
+        "--unchecked",
+        action="store_true",
+        help="harbor: do not try the tasks' solutions; also take tasks without one that need no internet",
     )
     make.add_argument(
         "--vocab-size", type=int, default=2048, help="tokenizer: vocabulary size; 2048 by default"
@@ -108,7 +123,7 @@ def _make_command(commands) -> None:
 def _make(options: argparse.Namespace) -> int:
     if options.what == "preferences":
         return _pairs(options)
-    from mrl.prepare import arithmetic_rows, calculator_rows, problem_rows, tokenizer
+    from mrl.prepare import arithmetic_rows, calculator_rows, harbor_tasks, problem_rows, tokenizer
 
     out, files, size = options.out, options.files, options.vocab_size
     makers = {
@@ -116,6 +131,9 @@ def _make(options: argparse.Namespace) -> int:
             out, largest=options.largest, num_pairs=options.pairs
         ),
         "calculator": lambda: calculator_rows.write_calculator(out),
+        "harbor": lambda: harbor_tasks.write_harbor(
+            files, out, builder=options.builder, unpack=options.unpack, unchecked=options.unchecked
+        ),
         "problems": lambda: problem_rows.write_problems(out),
         "tokenizer": lambda: f"{out}: {tokenizer.write_bpe(files, out, vocab_size=size)} tokens",
     }

@@ -84,7 +84,7 @@ class CommandProgram:
                 for command in (program.command, program.grade.command if program.grade is not None else []):
                     # Files of rows, and a command that a column names, are not known yet.
                     if command and not _PLACEHOLDER.search(command[0]) and "/" not in command[0]:
-                        _require_command(sandbox, command[0])
+                        require_command(sandbox, command[0])
                 return sandbox.describe()
         except (SandboxLost, TooLarge) as error:
             raise ConfigError(f"agent.program.sandbox: {error}") from error
@@ -187,12 +187,12 @@ class BootSlots:
             time.sleep(_LOCK_SECONDS)
 
 
-def _require_command(sandbox: Sandbox, name: str) -> None:
+def require_command(sandbox: Sandbox, name: str) -> None:
     """Raise ConfigError if the sandbox has no such command."""
     done = sandbox.run(["sh", "-c", 'command -v -- "$1"', "sh", name], seconds=60.0)
     if done.status != 0:
         raise ConfigError(
-            f"agent.program: the sandbox has no command {name!r}; add it to the image, or mount its folder "
+            f"the sandbox has no command {name!r}; add it to the image, or mount its folder "
             f"(sandbox.mounts) and name its whole path ({done})"
         )
 
