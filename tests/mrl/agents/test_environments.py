@@ -16,7 +16,7 @@ from mrl.agents.tools.tool import ToolBox, ToolError, shorten
 def test_every_shipped_environment_is_there() -> None:
     assert {"calculator", "python_maths"} <= set(names())
     for name in names():
-        methods = ("run",) if name in ("nemo_gym", "verifiers") else ("reset", "step", "close")
+        methods = ("run",) if name in ("harbor", "nemo_gym", "verifiers") else ("reset", "step", "close")
         assert all(hasattr(find_environment(name), method) for method in methods)
 
 
