@@ -13,6 +13,7 @@ Nothing else that the program's processes wrote reaches the grade: neither /tmp,
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import json
@@ -41,6 +42,8 @@ TASK_FILE, REWARD_FILE = "task.json", "reward"
 """Files in /tmp: the task, and the number that a grade may write."""
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
 _LOCK_SECONDS = 0.02
+_CHECK_SECONDS, _FILES_SECONDS = 120.0, 300.0
+"""Parts of a sandbox's longest life: for the check at the start, and for the files of any."""
 
 
 class CommandProgram:
@@ -77,7 +80,7 @@ class CommandProgram:
         for word in (*program.command, *program.env.values()):
             _filled(word, dict.fromkeys(program.columns, ""), "agent.program.command")
         try:
-            with self._opened(None) as sandbox:
+            with self._opened(None, _CHECK_SECONDS) as sandbox:
                 paths = [program.files, program.grade.files if program.grade is not None else None]
                 fixed = [path for path in paths if path is not None and not _PLACEHOLDER.search(path)]
                 sandbox.write(overlay(*map(_folder, fixed)))
@@ -97,7 +100,7 @@ class CommandProgram:
             raise ConfigError(f"agent.program.columns names {missing}, which the row does not have")
         texts = {column: _text(value) for column, value in shown.items()}
         files = _files_of(program.files, task)
-        with self._opened(model) as sandbox:
+        with self._opened(model, program.seconds) as sandbox:
             sandbox.write(files)
             sandbox.write({TASK_FILE: _json_file(shown)}, TMP)
             env = model_variables(sandbox) | {"MRL_TASK": f"{TMP}/{TASK_FILE}", "MRL_SEED": str(seed)}
@@ -131,7 +134,7 @@ class CommandProgram:
         }
         given = overlay(_files_of(grade.files, task), unchanged)
         left = {path: file for path, file in overlay(given, kept).items() if path not in given}
-        with self._opened(None) as sandbox:
+        with self._opened(None, grade.seconds) as sandbox:
             sandbox.write(given)
             sandbox.write({TASK_FILE: _json_file(task)}, TMP)
             try:
@@ -151,13 +154,17 @@ class CommandProgram:
             return 0.0, f"no finite number in {TMP}/{REWARD_FILE}"
 
     @contextlib.contextmanager
-    def _opened(self, model: Model | None) -> Iterator[Sandbox]:
+    def _opened(self, model: Model | None, seconds: float) -> Iterator[Sandbox]:
+        """Open a sandbox for a command of so many seconds."""
         settings = self._program.sandbox
+        limits = dataclasses.replace(
+            self._limits, life_seconds=settings.boot_seconds + seconds + _FILES_SECONDS
+        )
         with contextlib.ExitStack() as stack:
             with self._boots.taken() if self._boots is not None else contextlib.nullcontext():
                 sandbox = stack.enter_context(
                     self._provider.open(
-                        image=settings.image, mounts=settings.mounts, limits=self._limits, model=model
+                        image=settings.image, mounts=settings.mounts, limits=limits, model=model
                     )
                 )
             yield sandbox

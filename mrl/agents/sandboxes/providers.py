@@ -10,6 +10,9 @@
 | `bubblewrap` | namespaces of this machine (bubblewrap.py) |
 | `docker`, `podman` | containers (containers.py) |
 | any other word | the entry point of that name in the group `mrl.sandboxes` of an installed package |
+| `package.module:Class`, `file.py:Class` | imported, as environments are |
+
+The last two are classes of others, for other machines or services: `SandboxProvider` is their interface.
 
 A failure of the sandbox itself raises SandboxLost: an infrastructure failure, never a reward. What a command
 does in it (exit statuses, crashes, exceeded limits) is the command's result, and raises nothing.
@@ -18,7 +21,6 @@ does in it (exit statuses, crashes, exceeded limits) is the command's result, an
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -27,6 +29,7 @@ from typing import Any, Protocol, Self
 from mrl.agents.environment import Model
 from mrl.agents.sandboxes.work_files import WorkFile
 from mrl.errors import ConfigError
+from mrl.user_code import find_callable
 
 GROUP = "mrl.sandboxes"
 WORK, TMP = "/work", "/tmp"
@@ -55,6 +58,9 @@ class SandboxLimits:
     cpus: float = 1.0
     boot_seconds: float = 60.0
     """Time until the sandbox is there."""
+    life_seconds: float = 86400.0
+    """Longest life. A provider on another machine ends it then, because nobody else does if its owner was
+    killed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,7 +136,10 @@ class Sandbox(Protocol):
 
 
 class SandboxProvider(Protocol):
-    """Kind of sandboxes. An entry point names a class whose keyword arguments are `sandbox.options`."""
+    """Kind of sandboxes. `sandbox.kind` names a class whose keyword arguments are `sandbox.options`.
+
+    Its methods, and those of its sandboxes, are called in the process of one program, which may be killed at
+    any time: then the sandbox must end without `close`, at the latest after `limits.life_seconds`."""
 
     def open(
         self,
@@ -164,21 +173,25 @@ def model_variables(sandbox: Sandbox) -> dict[str, str]:
 
 def find_provider(kind: str, options: Mapping[str, Any] | None = None) -> SandboxProvider:
     """Return a kind's provider. Raise ConfigError if the kind is not known, or refuses the options."""
-    path = _SHIPPED.get(kind)
-    if path is None:
-        points = importlib.metadata.entry_points(group=GROUP)
-        if kind not in points.names:
-            known = ", ".join(sorted({*_SHIPPED, *points.names}))
-            raise ConfigError(
-                f"sandbox.kind = {kind!r} is not known; choose one of {known}, or install a package with "
-                f"this entry point in the group {GROUP}"
-            )
-        path = points[kind].value
-    module, _, name = path.partition(":")
+    path = kind if ":" in kind else _path(kind)
+    _, provider = find_callable(path, setting="sandbox.kind", kind="class")
     try:
-        return getattr(importlib.import_module(module), name)(**(options or {}))
+        return provider(**(options or {}))
     except TypeError as error:
         raise ConfigError(f"sandbox.options of {kind}: {error}") from error
+
+
+def _path(kind: str) -> str:
+    if kind in _SHIPPED:
+        return _SHIPPED[kind]
+    points = importlib.metadata.entry_points(group=GROUP)
+    if kind not in points.names:
+        known = ", ".join(sorted({*_SHIPPED, *points.names}))
+        raise ConfigError(
+            f"sandbox.kind = {kind!r} is not known; choose one of {known}, or a path (package.module:Class, "
+            "file.py:Class)"
+        )
+    return points[kind].value
 
 
 def open_sandbox(

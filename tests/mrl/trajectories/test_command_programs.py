@@ -273,6 +273,36 @@ def test_what_cannot_run_is_refused_at_the_start(world: World) -> None:
         AgentSection(environment="calculator", program=ProgramSection(**AGENT))
 
 
+PROVIDER = """
+from mrl.agents.sandboxes.providers import open_sandbox
+class Mine:
+    def __init__(self, log):
+        self._log = log
+    def open(self, *, image, mounts, limits, model):
+        with open(self._log, "a") as log:
+            print(image, mounts, limits.life_seconds, model is not None, file=log)
+        return open_sandbox(limits=limits, model=model)
+"""
+
+
+def test_a_provider_of_ones_own_is_named_by_its_path(world: World, tmp_path: Path) -> None:
+    file, log = tmp_path / "provider.py", tmp_path / "log"
+    file.write_text(PROVIDER)
+    sandbox = {"kind": f"{file}:Mine", "image": "any", "options": {"log": str(log)}, "boot_seconds": 30}
+    assert return_of(world.rolled_out(section=world.section(sandbox=sandbox))).value == 1.0  # type: ignore[union-attr]
+    lines = log.read_text().splitlines()
+    assert lines == [
+        f"any {{}} {life} {model}" for life, model in ((450.0, False), (390.0, True), (390.0, False))
+    ]
+    for change, reason in (
+        ({"kind": f"{file}:Yours"}, r"sandbox\.kind = .* has no class 'Yours'; it has \['Mine'\]"),
+        ({"options": {"unknown": 1}}, r"sandbox\.options of .*:Mine"),
+    ):
+        section = world.section(sandbox=sandbox | change)
+        with pytest.raises(ConfigError, match=reason), EnvironmentWorkers.of(section) as pool:
+            pool.describe("program")
+
+
 def test_texts_of_commands(world: World) -> None:
     filled = command_program._filled("a {x} ${HOME} {y}", {"x": "1", "y": "{x}"}, "s")
     assert filled == "a 1 ${HOME} {x}", "what a row says names no further columns"
