@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from mrl.cli import configs, runs
 from mrl.cli.common import printable
 from mrl.cli.convert import add_convert_to
+from mrl.cli.sandboxes import add_sandboxes_to
 from mrl.errors import ConfigError, DataError, MrlError
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     configs.add_training_to(commands)
     add_convert_to(commands)
     runs.add_to(commands)
+    add_sandboxes_to(commands)
     configs.add_inspection_to(commands)
     return parser
 

@@ -31,6 +31,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "diagnose": (f"diagnose {_RUN}",),
     "samples": (f"samples {_RUN} --limit 3",),
     "export": (f"export {_RUN} --out exported",),
+    "sandboxes": (
+        "sandboxes --key-file sandboxes.key --image 'python:*' --kind docker",
+        *("0 stopped by SIGTERM or Ctrl-C", EXITS[1], EXITS[2]),
+    ),
 }
 """Command -> an example, and its exit codes if they are not EXITS."""
 

@@ -12,7 +12,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
+_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -25,6 +26,20 @@ def die_with_parent(parent_pid: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+@contextlib.contextmanager
+def keeping_lifeline() -> Iterator[None]:
+    """Keep `die_with_parent` while the process changes its user and changes it back, which ends it."""
+    libc, number, parent = ctypes.CDLL(None), ctypes.c_int(), os.getppid()
+    libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
+    try:
+        yield
+    finally:
+        if number.value:
+            libc.prctl(_PR_SET_PDEATHSIG, number.value, 0, 0, 0)
+            if os.getppid() != parent:  # it ended meanwhile
+                os.kill(os.getpid(), number.value)
 
 
 @contextlib.contextmanager

@@ -9,12 +9,22 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from mrl.agents.environment import Model
-from mrl.agents.sandboxes.providers import Exit, Sandbox, SandboxLimits, find_provider, open_sandbox
+from mrl.agents.sandboxes.providers import (
+    Exit,
+    Sandbox,
+    SandboxLimits,
+    find_provider,
+    model_variables,
+    open_sandbox,
+)
 from mrl.agents.sandboxes.work_files import WorkFile
 from mrl.rewards.code import cgroup
 
@@ -201,6 +211,52 @@ def probe(sandbox: Sandbox, text: str, seconds: float = 60.0) -> Exit:
     """Run a probe's whole text in a sandbox."""
     sandbox.write({"probe.py": WorkFile(text.encode())})
     return sandbox.run([PYTHON, "probe.py", PROBE_MARK], seconds=seconds)
+
+
+ECHO = """
+import os, threading, urllib.request
+def send(size):
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/echo", os.urandom(1) * size)
+    request.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
+    with urllib.request.urlopen(request) as answer: data = answer.read()
+    if data != request.data: print(size, len(data))
+threads = [threading.Thread(target=send, args=(size,)) for size in (1, 10, 3_000_000, 400_000) * 5]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print("done")
+"""
+"""Program that sends large messages to the model at once, and checks that they come back."""
+
+
+def echoes(sandbox: Sandbox) -> str:
+    """Run ECHO in a sandbox whose model is `answering()`; return its output."""
+    sandbox.write({"echo.py": WorkFile(ECHO.encode())})
+    return sandbox.run([PYTHON, "echo.py"], seconds=120.0, env=model_variables(sandbox)).output
+
+
+def sleepers(seconds: str) -> list[psutil.Process]:
+    """Return the processes `sleep SECONDS` of this machine."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"] == ["sleep", seconds]
+    ]
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Return True if a process has not ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    """Wait until a condition is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def _own_address() -> str:

@@ -46,7 +46,7 @@ from mrl.agents.sandboxes.providers import (
 from mrl.agents.sandboxes.work_files import WorkFile
 from mrl.errors import ConfigError
 from mrl.processes.channel import read_some
-from mrl.processes.lifeline import adopting_orphans, die_with_parent
+from mrl.processes.lifeline import adopting_orphans, die_with_parent, keeping_lifeline
 from mrl.processes.start import wait_or_kill
 from mrl.rewards.code import cgroup
 from mrl.rewards.code.sandbox import system_mounts
@@ -288,13 +288,14 @@ class BubblewrapSandbox(Sandbox):
         if self._uid is None:
             yield
             return
-        _libc.setfsgid(self._uid)  # of this thread alone
-        _libc.setfsuid(self._uid)
-        try:
-            yield
-        finally:
-            _libc.setfsuid(os.geteuid())
-            _libc.setfsgid(os.getegid())
+        with keeping_lifeline():
+            _libc.setfsgid(self._uid)  # of this thread alone
+            _libc.setfsuid(self._uid)
+            try:
+                yield
+            finally:
+                _libc.setfsuid(os.geteuid())
+                _libc.setfsgid(os.getegid())
 
     def _opened(self, path: str) -> int:
         descriptor = os.open(path, os.O_RDONLY)

@@ -24,10 +24,9 @@ class Door:
     """Forwarding of a listener's connections to a model's server."""
 
     def __init__(self, listener: socket.socket, model: Model) -> None:
-        """`listener`: owned by the door from now on."""
+        """`listener`: owned by the door from now on. `model`: its URL may be unix:PATH."""
         listener.setblocking(False)
-        address = urllib.parse.urlsplit(model.url)
-        self._listener, self._server = listener, (address.hostname, address.port)
+        self._listener, self._address = listener, urllib.parse.urlsplit(model.url)
         self._ends: set[_End] = set()
 
     def register(self, selector: selectors.BaseSelector) -> None:
@@ -51,7 +50,7 @@ class Door:
         except OSError:
             return
         try:
-            outside = socket.create_connection(self._server)
+            outside = self._connected()
         except OSError:
             inside.close()
             return
@@ -62,6 +61,18 @@ class Door:
             end.update(end)
         if len(self._ends) >= 2 * MAX_CONNECTIONS:
             selector.unregister(self._listener)
+
+    def _connected(self) -> socket.socket:
+        """Return a connection to the model's server."""
+        if self._address.scheme != "unix":
+            return socket.create_connection((self._address.hostname, self._address.port))
+        outside = socket.socket(socket.AF_UNIX)
+        try:
+            outside.connect(self._address.path)
+        except OSError:
+            outside.close()
+            raise
+        return outside
 
     def _update(self, selector: selectors.BaseSelector) -> Callable[[_End], None]:
         """Return a function that waits for what an end can do next, or closes its connection."""

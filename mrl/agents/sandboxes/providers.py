@@ -9,6 +9,7 @@
 |---|---|
 | `bubblewrap` | namespaces of this machine (bubblewrap.py) |
 | `docker`, `podman` | containers (containers.py) |
+| `remote` | sandboxes of another machine, where `mrl sandboxes` runs (remote/) |
 | any other word | the entry point of that name in the group `mrl.sandboxes` of an installed package |
 | `package.module:Class`, `file.py:Class` | imported, as environments are |
 
@@ -42,6 +43,7 @@ _SHIPPED = {
     "bubblewrap": "mrl.agents.sandboxes.bubblewrap:Bubblewrap",
     "docker": "mrl.agents.sandboxes.containers:Docker",
     "podman": "mrl.agents.sandboxes.containers:Podman",
+    "remote": "mrl.agents.sandboxes.remote.sandbox_client:RemoteSandboxes",
 }
 
 
@@ -155,7 +157,8 @@ class SandboxProvider(Protocol):
         Args:
             image: What the sandbox's root is made of; None for the provider's default.
             mounts: Folders of this machine, and the paths by which they can be read inside.
-            model: Its address is the only one that can be reached from inside. None: there is none.
+            model: Its address is the only one that can be reached from inside; in `mrl sandboxes`, unix:PATH.
+                None: there is none.
             folders: Further writable folders, absolute paths; empty, whatever the image has there. Only tasks
                 of Harbor need this argument.
 

@@ -15,8 +15,8 @@ class SandboxSection(Section):
     """Sandbox of a command."""
 
     kind: str = "bubblewrap"
-    """Choose bubblewrap (namespaces of this machine), docker, podman, an entry point of mrl.sandboxes, or
-    package.module:Class."""
+    """Choose bubblewrap (namespaces of this machine), docker, podman, remote (`mrl sandboxes`), an entry
+    point of mrl.sandboxes, or package.module:Class."""
     image: str | None = None
     """Make the read-only root from a folder with a root's files (bubblewrap; null: this machine's /usr), or
     from the image of this name (docker, podman)."""

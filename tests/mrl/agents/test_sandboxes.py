@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,7 +29,19 @@ from mrl.agents.sandboxes.providers import (
 from mrl.agents.sandboxes.work_files import MAX_DEPTH, WorkFile, overlay, read_folder
 from mrl.errors import ConfigError
 from mrl.rewards.code import cgroup
-from tests.support.sandbox_probes import LIMITS, PROBE_MARK, REACHED, SECRET, answering, guarded, probe
+from tests.support.sandbox_probes import (
+    LIMITS,
+    PROBE_MARK,
+    REACHED,
+    SECRET,
+    answering,
+    echoes,
+    guarded,
+    is_running,
+    probe,
+    sleepers,
+    until,
+)
 
 SECONDS = 120.0
 
@@ -108,24 +119,10 @@ def test_two_sandboxes_do_not_meet(complete: Callable[[str], str]) -> None:
 
 
 def test_a_door_forwards_whole_messages() -> None:
-    text = """
-import os, threading, urllib.request
-def send(size):
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/echo", os.urandom(1) * size)
-    request.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
-    with urllib.request.urlopen(request) as answer: data = answer.read()
-    if data != request.data: print(size, len(data))
-threads = [threading.Thread(target=send, args=(size,)) for size in (1, 10, 3_000_000, 400_000) * 5]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print("done")
-"""
     with answering() as model, open_sandbox(limits=SandboxLimits(), model=model) as sandbox:
         assert sandbox.model is not None and sandbox.model.url != model.url
-        sandbox.write({"probe.py": WorkFile(text.encode())})
         for _ in range(2):
-            done = sandbox.run(["python3", "probe.py"], seconds=SECONDS, env=model_variables(sandbox))
-            assert (done.status, done.output) == (0, "done\n")
+            assert echoes(sandbox) == "done\n"
 
 
 def test_more_connections_than_a_door_takes_wait() -> None:
@@ -377,25 +374,3 @@ def command_line(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def sleepers(seconds: str) -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if process.info["cmdline"] == ["sleep", seconds]
-    ]
-
-
-def is_running(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

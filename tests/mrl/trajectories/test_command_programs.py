@@ -32,6 +32,7 @@ from mrl.trajectories.program_rollout import ProgramRules, program_rollout
 from mrl.trajectories.trajectory import Trajectory
 from tests.support import chat_tokenizers
 from tests.support.sandbox_probes import answering
+from tests.support.sandbox_server import serving
 from tests.support.scripted_policy import ScriptedPolicy
 
 ASK = """
@@ -96,10 +97,11 @@ class World:
         *,
         section: AgentSection | None = None,
         before: Callable[[], None] = lambda: None,
+        about: str = "bubblewrap: ",
         **task: Any,
     ) -> Sample:
         """Run a program that asks once and then runs `code`; return its sample. `before`: called between the
-        check at the start and the run."""
+        check at the start and the run. `about`: begin of the sandbox's description."""
         (self.files / "agent.py").write_text(ASK + code)
         section = section or self.section()
         tokenizer, numbers = chat_tokenizers.qwen(), iter(range(100))
@@ -114,7 +116,7 @@ class World:
         async def roll() -> None:
             with EnvironmentWorkers.of(section) as pool:
                 description = pool.describe("program")
-                assert description.runs and description.about.startswith("bubblewrap: ")
+                assert description.runs and description.about.startswith(about)
                 before()
                 client = EnvironmentClient(pool)
                 await program_rollout(policy, client, Gateway(), rules, self.trajectory, request, 7)
@@ -301,6 +303,25 @@ def test_a_provider_of_ones_own_is_named_by_its_path(world: World, tmp_path: Pat
         section = world.section(sandbox=sandbox | change)
         with pytest.raises(ConfigError, match=reason), EnvironmentWorkers.of(section) as pool:
             pool.describe("program")
+
+
+def test_programs_run_on_other_machines(world: World, tmp_path: Path) -> None:
+    """The policy is reached through the sandbox's own connection, and the grade is in a fresh one."""
+    with serving(tmp_path) as server:
+        sandbox = {"kind": "remote", "options": server.options, "boot_seconds": 30}
+        section = world.section(sandbox=sandbox)
+        sample = world.rolled_out(section=section, about=server.url)
+        verdict = return_of(sample)
+        assert verdict is not None and (verdict.value, reason_of(sample)) == (1.0, "")
+        assert "Q: why?" in world.prompts[0]
+        assert "no answer" in world.ran("os.unlink('answer.txt')", section=section).info["reason"]
+
+        def kill() -> None:
+            server.process.kill()
+            server.process.wait()
+
+        sample = world.rolled_out(section=section, before=kill, about=server.url)
+        assert (sample.status, sample.has_reward, world.trajectory.faults) == (Status.FAILED, False, 1)
 
 
 def test_texts_of_commands(world: World) -> None:
