@@ -228,6 +228,30 @@ def test_nothing_of_a_sandbox_remains() -> None:
     assert "left" not in set(os.listdir("/dev/shm")) - before
 
 
+def test_a_sandbox_ends_with_the_parent_of_its_process() -> None:
+    """Writing files as another user does not end `die_with_parent`."""
+    seconds = str(4_000_000 + os.getpid())  # no other test's
+    text = f"""
+import os, time
+from mrl.agents.sandboxes.providers import open_sandbox
+from mrl.agents.sandboxes.work_files import WorkFile
+from mrl.processes.lifeline import die_with_parent
+parent = os.getpid()
+if os.fork(): time.sleep(600)
+die_with_parent(parent)
+sandbox = open_sandbox()
+sandbox.write({{"x": WorkFile(b"x")}})
+sandbox.run(["sleep", "{seconds}"], seconds=600)
+"""
+    with subprocess.Popen([sys.executable, "-c", text]) as process:
+        until(lambda: len(sleepers(seconds)) == 1)
+        (owner,) = psutil.Process(process.pid).children()
+        process.kill()
+        until(lambda: not sleepers(seconds))
+        until(lambda: not is_running(owner))
+    cgroup.kill_owned_by(owner.pid, deadline_seconds=30.0)
+
+
 def test_links_lead_nowhere(sandbox: Sandbox, tmp_path: Path) -> None:
     """Files that leave a sandbox are its own, and files that enter one stay in it."""
     (tmp_path / "secret").write_text(SECRET)
