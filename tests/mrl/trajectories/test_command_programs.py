@@ -291,7 +291,8 @@ def test_a_provider_of_ones_own_is_named_by_its_path(world: World, tmp_path: Pat
     file, log = tmp_path / "provider.py", tmp_path / "log"
     file.write_text(PROVIDER)
     sandbox = {"kind": f"{file}:Mine", "image": "any", "options": {"log": str(log)}, "boot_seconds": 30}
-    assert return_of(world.rolled_out(section=world.section(sandbox=sandbox))).value == 1.0  # type: ignore[union-attr]
+    verdict = return_of(world.rolled_out(section=world.section(sandbox=sandbox)))
+    assert verdict is not None and verdict.value == 1.0
     lines = log.read_text().splitlines()
     assert lines == [
         f"any {{}} {life} {model}" for life, model in ((450.0, False), (390.0, True), (390.0, False))
