@@ -105,6 +105,8 @@ class Docker:
         """Open a sandbox. Raises SandboxLost, or ConfigError."""
         if image is None:
             raise ConfigError(f"sandbox.kind = {self.cli} needs sandbox.image, the name of an image")
+        if image.startswith("-"):  # the command line would take it for an option
+            raise ConfigError(f"sandbox.image = {image!r} is not the name of an image")
         if shutil.which(self.cli) is None:
             raise ConfigError(f"sandbox.kind = {self.cli}, but there is no command {self.cli}; install it")
         return ContainerSandbox(self.cli, image, mounts, limits, model, self._arguments, folders)

@@ -120,6 +120,8 @@ print(len(answer), flush=True)
 def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs sandbox\.image"):
         Docker().open(image=None, mounts={}, limits=LIMITS, model=None)
+    with pytest.raises(ConfigError, match="is not the name of an image"):
+        Docker().open(image="-v/:/host", mounts={}, limits=LIMITS, model=None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="no command docker"):
         Docker().open(image="x", mounts={}, limits=LIMITS, model=None)

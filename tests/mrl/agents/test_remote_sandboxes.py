@@ -57,7 +57,10 @@ from tests.support.sandbox_server import SandboxServer, serving
 
 SECONDS = 120.0
 _NUMBERS = iter(range(3_000_000 + os.getpid(), 10_000_000, 100_000))
-OPENING = {"call": "open", "image": None, "limits": {"disk_mib": 16, "boot_seconds": 30}, "model": False}
+OPENING = {
+    **{"call": "open", "image": None, "limits": {"disk_mib": 16, "boot_seconds": 30}},
+    **{"model": False, "folders": []},
+}
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +120,10 @@ def test_files_cross(server: SandboxServer) -> None:
         "link": WorkFile(b"run.sh", kind="link"),
         "none": WorkFile(),
     }
-    with open_sandbox("remote", limits=LIMITS, options=server.options) as sandbox:
+    with open_sandbox("remote", limits=LIMITS, options=server.options, folders=["/logs"]) as sandbox:
+        sandbox.write({"seen": WorkFile(b"x")}, "/logs")
+        assert sandbox.run(["cp", "/logs/seen", "/logs/again"], seconds=SECONDS).status == 0
+        assert sandbox.read(["again"], "/logs") == {"again": WorkFile(b"x")}
         sandbox.write(files)
         assert sandbox.run(["sh", "-c", "./link && rmdir empty"], seconds=SECONDS).status == 0
         left = sandbox.read(["*"])

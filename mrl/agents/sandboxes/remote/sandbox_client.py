@@ -101,7 +101,13 @@ class RemoteSandboxes:
                 raise ConfigError(f"sandbox.options.certificate = {certificate!r}: {error}") from error
 
     def open(
-        self, *, image: str | None, mounts: Mapping[str, str], limits: SandboxLimits, model: Model | None
+        self,
+        *,
+        image: str | None,
+        mounts: Mapping[str, str],
+        limits: SandboxLimits,
+        model: Model | None,
+        folders: Sequence[str] = (),
     ) -> RemoteSandbox:
         """Open a sandbox. Raises SandboxLost, or ConfigError."""
         if mounts:
@@ -111,7 +117,7 @@ class RemoteSandboxes:
             )
         # Not by `random`, which the samples of a prompt seed alike.
         url = secrets.choice(self._urls)
-        return RemoteSandbox(url, self._key, self._context, image, limits, model)
+        return RemoteSandbox(url, self._key, self._context, image, limits, model, folders)
 
 
 class RemoteSandbox(Sandbox):
@@ -125,6 +131,7 @@ class RemoteSandbox(Sandbox):
         image: str | None,
         limits: SandboxLimits,
         model: Model | None,
+        folders: Sequence[str],
     ) -> None:
         self._url, self._limits = url, limits
         self._loop = asyncio.new_event_loop()
@@ -135,7 +142,7 @@ class RemoteSandbox(Sandbox):
             deadline = time.monotonic() + limits.boot_seconds
             self._link = self._awaited(_opened(url, key, context, model, deadline), limits.boot_seconds)
             opening = {"call": "open", "image": image, "limits": dataclasses.asdict(limits)}
-            opening |= {"model": model is not None}
+            opening |= {"model": model is not None, "folders": list(folders)}
             self._about, self._model = self._call(
                 opening, deadline - time.monotonic(), lambda answer, _: _model_of(answer, model)
             )

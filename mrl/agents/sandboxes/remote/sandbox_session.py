@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from mrl.agents.environment import Model, SandboxLost
-from mrl.agents.sandboxes.providers import KEPT_FILES, Sandbox, SandboxLimits, TooLarge, find_provider
+from mrl.agents.sandboxes.providers import KEPT_FILES, Sandbox, SandboxLimits, TooLarge, open_sandbox
 from mrl.agents.sandboxes.remote.sandbox_messages import (
     CALL,
     DATA,
@@ -53,7 +53,7 @@ class SandboxRules:
         if image is None:
             return
         name = os.path.realpath(image) if image.startswith("/") else image
-        if image.startswith("-") or not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.images):
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.images):
             raise ConfigError(
                 f"the server does not allow the image {image!r}; allow it by `mrl sandboxes --image PATTERN`"
             )
@@ -73,11 +73,14 @@ class _Session:
             limits = SandboxLimits(**opening["limits"])
             signal.alarm(max(1, math.ceil(limits.life_seconds)))  # its default action ends this process
             self._rules.require_image(opening["image"])
-            sandbox = find_provider(self._rules.kind, self._rules.options).open(
+            sandbox = open_sandbox(
+                self._rules.kind,
+                options=self._rules.options,
                 image=opening["image"],
                 mounts=self._rules.mounts,
                 limits=limits,
                 model=Model(f"unix:{self._door}", "") if opening["model"] else None,
+                folders=opening["folders"],
             )
         except (SandboxLost, ConfigError) as error:
             self._fail(error)
