@@ -54,6 +54,11 @@ class ModelSize:
         """Routed experts per token."""
         return field(self.hf, "num_experts_per_tok") if self.num_experts else 0
 
+    @functools.cached_property
+    def moe_layers(self) -> int:
+        """Number of layers with routed experts."""
+        return sum(self.family.is_moe_layer(self.hf, number) for number in range(self.num_layers))
+
     @property
     def expert_inner(self) -> int:
         """Inner width of one routed expert; 0 without experts."""

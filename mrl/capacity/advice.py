@@ -148,8 +148,7 @@ def engine_warnings(estimate: Estimate) -> list[str]:
     remedy = "; rollout.dp over the nodes keeps them inside one" * bool(facts.num_experts)
     return [
         f"rollout.tp = {tp}: the tp ranks of an engine are on {most} nodes, and the two all-reduces of each "
-        f"layer ({facts.num_layers} x 2 of {facts.hidden} numbers per token) cross the network, which these "
-        f"times do not include{remedy}"
+        f"layer ({facts.num_layers} x 2 of {facts.hidden} numbers per token) cross the network{remedy}"
     ]
 
 

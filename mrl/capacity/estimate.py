@@ -10,6 +10,7 @@ from functools import cached_property
 from mrl.capacity import requirements
 from mrl.capacity.activations import activations, head_bytes
 from mrl.capacity.auto_settings import resolve_auto
+from mrl.capacity.decode_time import Generation, generation
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.host_memory import (
     host_moments,
@@ -23,15 +24,7 @@ from mrl.capacity.model_facts import critic_facts, find_facts, teacher_facts
 from mrl.capacity.phase_deadlines import Wait, waits
 from mrl.capacity.rollout_memory import EngineMemory, engine_memory
 from mrl.capacity.saving import Exporting, Saving, exporting, saves, saving
-from mrl.capacity.step_time import (
-    Generation,
-    TrainingTime,
-    generation,
-    microbatches,
-    to_host_and_back,
-    training_time,
-    work_of,
-)
+from mrl.capacity.step_time import Part, microbatches, total, work_of
 from mrl.capacity.traffic import Traffic, traffic
 from mrl.capacity.training_memory import (
     GRADIENT_BYTES,
@@ -40,6 +33,7 @@ from mrl.capacity.training_memory import (
     stage_memory,
     teacher_target_bytes,
 )
+from mrl.capacity.training_time import LINK, TrainingTime, to_host_and_back, training_time
 from mrl.config.root import Config
 from mrl.models.adapters import num_elements
 from mrl.models.hf_config import different_values
@@ -224,57 +218,81 @@ class Estimate:
             read_buckets=self.hardware.kind == "cpu",
         )
 
-    @cached_property
-    def generation(self) -> Generation:
-        """One engine's share of a step."""
-        return generation(self.facts, self.hardware, self.work, self.config, self.engine)
-
-    @cached_property
-    def training_time(self) -> TrainingTime:
-        """Seconds of the trainer's phases."""
-        replicas = self.layout.dp * self.layout.cp
-        trained = self.stages[self.fullest_stage].policy.trained
-        sent = (
-            trained * (GRADIENT_BYTES + DTYPE_BYTES[self.config.training.dtype]) * (replicas - 1) / replicas
-        )
-        return training_time(
-            self.facts,
-            self.hardware,
-            self.work,
-            self.layout,
-            training=self.config.training,
-            num_microbatches=self.microbatches[1],
-            exchanged_bytes=sent,
-            resting_bytes=self.resting_bytes // (1 if self.config.critic is None else 2),
-        )
-
     @property
     def resting_bytes(self) -> int:
         """Off-loaded optimizer state of the fullest rank in host memory, of policy and critic."""
         rank = self.stages[self.fullest_stage]
         return rank.policy.offloaded + rank.critic.offloaded
 
-    @property
-    def sync_seconds(self) -> float:
-        """Seconds of one weight sync at the assumed share of a link's bandwidth."""
-        return max(self.traffic.bound_seconds(self.hardware).values()) / self.hardware.link_efficiency
+    @cached_property
+    def step_time(self) -> StepTime:
+        """Seconds of a step on this hardware, by part."""
+        return StepTime(self, self.hardware)
 
     @property
-    def offload_seconds(self) -> float:
-        """Seconds in which weights, optimizer state and critic move to host memory and back."""
-        if not self.offloads:
-            return 0.0
-        moved = self.slot.weights + self.slot.optimizer + self.slot.critic
-        return to_host_and_back(moved, self.hardware)
+    def generation(self) -> Generation:
+        """One engine's share of a step."""
+        return self.step_time.generation
 
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds of each phase of a step."""
+        return self.step_time.seconds
+
+    @cached_property
+    def seconds_range(self) -> dict[str, tuple[float, float]]:
+        """Seconds of each phase with all assumptions at their best, and at their worst."""
+        best, worst = (StepTime(self, self.hardware.at(end)).seconds for end in ("best", "worst"))
+        return {phase: (seconds, worst[phase]) for phase, seconds in best.items()}
+
+
+class StepTime:
+    """Seconds of a step of an estimate on hardware of some speed."""
+
+    def __init__(self, estimate: Estimate, hardware: Hardware) -> None:
+        """Take the amounts of the estimate, and the speeds of the hardware."""
+        self.estimate, self.hardware = estimate, hardware
+
+    @cached_property
+    def generation(self) -> Generation:
+        """One engine's share of the step."""
+        of = self.estimate
+        return generation(of.facts, self.hardware, of.work, of.config, of.engine)
+
+    @cached_property
+    def training(self) -> TrainingTime:
+        """Seconds of the trainer's phases."""
+        of, training = self.estimate, self.estimate.config.training
+        replicas = of.layout.dp * of.layout.cp
+        trained = of.stages[of.fullest_stage].policy.trained
+        sent = trained * (GRADIENT_BYTES + DTYPE_BYTES[training.dtype]) * (replicas - 1) / replicas
+        return training_time(
+            of.facts,
+            self.hardware,
+            of.work,
+            of.layout,
+            training=training,
+            num_microbatches=of.microbatches[1],
+            exchanged_bytes=sent,
+            resting_bytes=of.resting_bytes // (1 if of.config.critic is None else 2),
+        )
+
+    @cached_property
+    def phases(self) -> dict[str, list[Part]]:
+        """Parts of each phase, with the assumptions that they rest on."""
+        of, hardware = self.estimate, self.hardware
+        sync = max(of.traffic.bound_seconds(hardware).values()) / hardware.link_efficiency
+        moved = (of.slot.weights + of.slot.optimizer + of.slot.critic) * of.offloads
         return {
-            "generate": self.generation.seconds,
-            "log_probs": self.training_time.log_probs,
-            "update": self.training_time.update,
-            "gradient_exchange": self.training_time.gradient_exchange,
-            "sync": self.sync_seconds,
-            "offload": self.offload_seconds,
+            "generate": self.generation.parts,
+            "log_probs": self.training.log_probs,
+            "update": self.training.update,
+            "gradient_exchange": self.training.gradient_exchange,
+            "sync": [Part("bytes over links", sync, LINK)],
+            "offload": [Part("bytes to the host and back", to_host_and_back(moved, hardware), LINK)],
         }
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase."""
+        return {phase: total(parts) for phase, parts in self.phases.items()}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS, shipped
 from mrl.section import Section
+
+GPU_ASSUMPTIONS = CONFIGS / "hardware" / "assumptions" / "gpu.yaml"
+"""Shares and latencies that GPUs are assumed to reach, with sources, where a hardware file gives none."""
 
 
 class Hardware(Section):
@@ -46,20 +49,61 @@ class Hardware(Section):
     engine_process_bytes: int = Field(default=2_000_000_000, ge=0)
     """Device memory of an engine process outside gpu_memory_utilization, or kept asleep: context, kernels and
     communicators, which vLLM creates before it measures free memory, and CUDA graphs (assumption)."""
-    training_efficiency: float = Field(default=0.30, gt=0, le=1)
-    """Share of peak_flops that training reaches on GPUs with Transformer Engine's layers (assumption)."""
-    local_efficiency: float = Field(default=0.5, gt=0, le=1)
-    """Share of training_efficiency that training.spec = local reaches on GPUs, unfused (assumption)."""
-    decode_efficiency: float = Field(default=0.60, gt=0, le=1)
-    """Share of memory bandwidth that decoding reaches (assumption)."""
-    link_efficiency: float = Field(default=0.60, gt=0, le=1)
-    """Share of a link's bandwidth that a weight sync reaches (assumption)."""
-    decode_step_seconds: float = Field(default=0.012, ge=0)
-    """Shortest decode step: launches, small collectives, scheduling (assumption)."""
+    training_efficiency: float = Field(gt=0, le=1)
+    """Share of peak_flops that training a dense model with Transformer Engine's layers reaches, besides
+    communication and idle pipeline stages."""
+    moe_efficiency: float = Field(gt=0, le=1)
+    """The same share for a mixture of experts."""
+    local_efficiency: float = Field(gt=0, le=1)
+    """Share of these that training.spec = local reaches on GPUs, unfused."""
+    link_efficiency: float = Field(gt=0, le=1)
+    """Share of a link's bandwidth that collectives and weight syncs reach."""
+    decode_efficiency: float = Field(gt=0, le=1)
+    """Share of memory bandwidth that decoding reaches."""
+    decode_flops_efficiency: float = Field(gt=0, le=1)
+    """Share of peak_flops that decoding reaches if arithmetic limits it."""
+    decode_step_seconds: float = Field(ge=0)
+    """Shortest decode step: launches, scheduling."""
+    all_reduce_seconds: float = Field(ge=0)
+    """Seconds of a small all-reduce between an engine's tp ranks in a node."""
+    all_reduce_bytes_per_second: float = Field(gt=0)
+    """Bytes of a larger one per second above that."""
+    collective_seconds: float = Field(ge=0)
+    """Seconds of any other collective before its first hop."""
+    node_hop_seconds: float = Field(ge=0)
+    """Seconds of a ring's hop inside a node."""
+    network_hop_seconds: float = Field(ge=0)
+    """Seconds of a ring's hop between nodes."""
+    dp_step_seconds: float = Field(ge=0)
+    """Seconds of each decode step in which an engine's dp ranks in a node agree."""
+    dp_step_network_seconds: float = Field(ge=0)
+    """The same if its ranks are on several nodes."""
+    compile_seconds: float = Field(ge=0)
+    """Seconds before the first step in which engines compile with cold caches."""
+    ranges: dict[str, tuple[float, float]] = {}
+    """Assumption -> its worst and best value."""
     has_speeds: bool = True
     """The speeds are known; if not, a plan leaves out seconds."""
     mean_response_fraction: float = Field(default=0.5, gt=0, le=1)
     """Mean response length as a share of the longest (assumption)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_ranges(cls, fields: Any) -> Any:
+        """Turn each `name: [worst, likely, best]` into the likely value and a range."""
+        if not isinstance(fields, dict):
+            return fields
+        triples = {name: value for name, value in fields.items() if isinstance(value, list)}
+        if wrong := [name for name, value in triples.items() if len(value) != 3]:
+            raise ValueError(f"{', '.join(wrong)}: expected one value or three: [worst, likely, best]")
+        likely = {name: value[1] for name, value in triples.items()}
+        ranges = {name: (value[0], value[2]) for name, value in triples.items()}
+        return fields | likely | ({"ranges": ranges} if ranges else {})
+
+    def at(self, end: Literal["worst", "best"]) -> Hardware:
+        """Return the hardware with all assumptions at this end of their ranges."""
+        values = {name: ends[end == "best"] for name, ends in self.ranges.items()}
+        return self.model_copy(update=values)
 
 
 def cpu_node(name: str, *, slots: int, memory_bytes: int) -> Hardware:
@@ -81,9 +125,21 @@ def load_hardware(name: str | Path) -> Hardware:
     if not path.is_file():
         raise ConfigError(f"hardware '{name}' is neither a file nor one of {sorted(known)}")
     try:
-        return Hardware.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if isinstance(fields, dict) and fields.get("kind", "gpu") == "gpu":
+            fields = yaml.safe_load(GPU_ASSUMPTIONS.read_text(encoding="utf-8")) | fields
+        return Hardware.model_validate(fields)
     except (yaml.YAMLError, ValidationError) as error:
         raise ConfigError(f"{path} does not describe hardware: {error}") from error
+
+
+def with_mean_response(hardware: Hardware, tokens: float, longest: int) -> Hardware:
+    """Return the hardware for responses of this mean length; raise ConfigError if it exceeds the longest."""
+    if not 0 < tokens <= longest:
+        raise ConfigError(
+            f"--mean-response {tokens:g} must be above 0 and at most rollout.max_response_tokens = {longest}"
+        )
+    return hardware.model_copy(update={"mean_response_fraction": tokens / longest})
 
 
 def with_network(hardware: Hardware, gbit_per_second: float) -> Hardware:

@@ -29,7 +29,7 @@ def object_store_bytes(config: Config, facts: ModelSize, work: Work, *, slots_pe
     layout, batch = config.training.layout.sizes(), work.tokens * (TOKEN_BYTES + RESULT_BYTES)
     if config.routing.replay != "engine":
         return int(batch)
-    numbers = sum(facts.family.is_moe_layer(facts.hf, n) for n in range(facts.num_layers)) * facts.top_k
+    numbers = facts.moe_layers * facts.top_k
     waiting = 1 + (config.stream.max_staleness if config.loop.schedule == "stream" else 0)
     generated = waiting * min(1.0, slots_per_node / config.num_slots)
     fetched = min(1.0, slots_per_node / (layout.tp * layout.cp * layout.dp))

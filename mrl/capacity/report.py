@@ -13,8 +13,6 @@ from mrl.capacity.phase_deadlines import most_rounds
 from mrl.config.root import Config
 
 GB = 1e9
-UNMEASURED = (1.5, 2.4)
-"""Factors on the estimated seconds to expect in a first run: read from the GPU paths, not measured."""
 
 
 def capacity_report(config: Config, hardware: Hardware) -> CapacityReport:
@@ -57,7 +55,7 @@ class CapacityReport:
                 _memory("host memory of a node", estimate.host),
                 self._sync(),
                 self._files(),
-                *[self._step()] * estimate.hardware.has_speeds,
+                *[self._step(), self._assumptions()] * estimate.hardware.has_speeds,
             ):
                 lines += ["", *section]
         for kind, lines_of_kind in dataclasses.asdict(self.advice).items():
@@ -93,10 +91,10 @@ class CapacityReport:
         shares = ", ".join(
             f"{phase} {value / total:.0%}" for phase, value in seconds.items() if value >= 0.01 * total
         )
-        low, high = (f"{factor * total:,.0f}" for factor in UNMEASURED)
+        low, high = (sum(ends) for ends in zip(*estimate.seconds_range.values(), strict=True))
         return [
-            f"step      {total:,.0f} s estimated ({shares}); expect {low} to {high} s until a run has "
-            "measured it",
+            f"step      {total:,.0f} s estimated ({shares}); {low:,.0f} to {high:,.0f} s from the ranges of "
+            f"its assumptions, at responses of {estimate.work.response_tokens:,.0f} tokens",
             f"speed     {tokens / total / estimate.config.num_slots:,.0f} tokens/s per slot, "
             f"{tokens / 1e6:.1f} M tokens per step",
         ]
@@ -159,7 +157,7 @@ class CapacityReport:
         ]
 
     def _sync(self) -> list[str]:
-        traffic, seconds = self.estimate.traffic, self.estimate.sync_seconds
+        traffic, seconds = self.estimate.traffic, self.estimate.seconds["sync"]
         bounds = ", ".join(
             f"{name} {1e3 * bound:.0f} ms"
             for name, bound in traffic.bound_seconds(self.estimate.hardware).items()
@@ -180,17 +178,38 @@ class CapacityReport:
 
     def _step(self) -> list[str]:
         estimate, seconds = self.estimate, self.estimate.seconds
-        total, rounds = sum(seconds.values()), most_rounds(self.estimate.config)
-        phases = ", ".join(f"{phase} {value:.1f}" for phase, value in seconds.items())
-        longest = total + (rounds - 1) * seconds["generate"]
+        rounds, hardware = most_rounds(self.estimate.config), self.estimate.hardware
+        longest = sum(seconds.values()) + (rounds - 1) * seconds["generate"]
+        rows = [["one step, seconds", "estimated", "range", "made of"]]
+        for phase, parts in estimate.step_time.phases.items():
+            low, high = estimate.seconds_range[phase]
+            made_of = ", ".join(f"{part.name} {part.seconds:,.1f}" for part in parts)
+            rows.append([phase, f"{seconds[phase]:,.1f}", f"{low:,.1f} to {high:,.1f}", made_of])
         return [
-            f"step, estimated seconds: {total:.0f} = {phases}",
-            f"{estimate.generation.concurrent} sequences at once per engine, pipeline bubble "
-            f"{estimate.training_time.bubble:.0%}",
-            f"with all of its {rounds} rounds of generation: {longest:.0f} s",
+            *_columns(rows),
+            f"{estimate.generation.concurrent} sequences at once per engine, "
+            f"{1e3 * estimate.generation.step_seconds:.1f} ms per decode step, pipeline bubble "
+            f"{estimate.step_time.training.bubble:.0%}",
+            f"with all of its {rounds} rounds of generation: {longest:,.0f} s; the first step, with cold "
+            f"caches: {hardware.compile_seconds:,.0f} s more (compile_seconds)",
             "phase deadlines, seconds: "
             + ", ".join(f"{w.name} {w.seconds:.0f} of {w.deadline:.0f}" for w in estimate.waits),
         ]
+
+    def _assumptions(self) -> list[str]:
+        """Return each assumption that the seconds rest on, most seconds first."""
+        hardware, users = self.estimate.hardware, dict[str, dict[str, float]]()
+        for phase, parts in self.estimate.step_time.phases.items():
+            for part in parts:
+                for name in part.assumptions:
+                    by_phase = users.setdefault(name, {})
+                    by_phase[phase] = by_phase.get(phase, 0.0) + part.seconds
+        rows = [["assumption", "value", "worst to best", "seconds that rest on it"]]
+        for name, seconds in sorted(users.items(), key=lambda item: -sum(item[1].values())):
+            ends = " to ".join(f"{end:.3g}" for end in hardware.ranges.get(name, ()))
+            resting = ", ".join(f"{phase} {value:,.1f}" for phase, value in seconds.items())
+            rows.append([name, f"{getattr(hardware, name):.3g}", ends or "-", resting])
+        return _columns(rows)
 
 
 def _memory(title: str, events: Sequence[Event]) -> list[str]:

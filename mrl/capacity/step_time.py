@@ -1,7 +1,5 @@
-"""Estimate a step's amounts and time from stated hardware numbers: to compare layouts, not as a promise.
+"""Count a step's samples, tokens and passes; the times of them are in decode_time.py and training_time.py.
 
-Generation: decode steps, each limited by reading the touched weights and the KV cache, by arithmetic, or by a
-shortest time. Training: FLOPs over peak_flops x training_efficiency, lengthened by the pipeline bubble.
 Lengths are means: hardware.mean_response_fraction of the longest response, half a prompt.
 """
 
@@ -9,18 +7,45 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 from mrl.capacity.hardware import Hardware
-from mrl.capacity.rollout_memory import EngineMemory
 from mrl.config.root import Config
-from mrl.config.sections.rollout import RolloutSection
-from mrl.config.sections.training import MIN_PREFIX_SAVING, TrainingSection
+from mrl.config.sections.training import MIN_PREFIX_SAVING
 from mrl.models.facts import ModelSize
-from mrl.models.layout import Layout
 
 ReferencePass = Literal["none", "apart", "pass", "update"]
 """Call that contains the reference's pass: its own, that for old log-probs, or the update's."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """Part of a phase's seconds."""
+
+    name: str
+    seconds: float
+    assumptions: tuple[str, ...] = ()
+    """Fields of the hardware that the seconds rest on besides vendors' figures."""
+
+    def times(self, factor: float) -> Part:
+        """Return the part, this many times as long."""
+        return dataclasses.replace(self, seconds=self.seconds * factor)
+
+
+def sum_by_name(parts: Iterable[Part]) -> list[Part]:
+    """Return one part per name, with the sum of its seconds."""
+    sums: dict[str, Part] = {}
+    for part in parts:
+        earlier = sums.get(part.name, Part(part.name, 0.0))
+        names = dict.fromkeys(earlier.assumptions + part.assumptions)
+        sums[part.name] = Part(part.name, earlier.seconds + part.seconds, tuple(names))
+    return list(sums.values())
+
+
+def total(parts: Iterable[Part]) -> float:
+    """Return the seconds of all parts."""
+    return sum(part.seconds for part in parts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,116 +135,3 @@ def microbatches(config: Config, work: Work, facts: ModelSize) -> tuple[int, int
     per_rank = computed / config.training.layout.dp / config.algorithm.minibatches
     typical = max(float(config.training.microbatch_tokens), work.sample_tokens)
     return tokens, max(1, math.ceil(per_rank / typical))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Generation:
-    """Share of a step of one engine, or of one of its dp ranks."""
-
-    samples: int
-    """Samples of the one that has most."""
-    concurrent: int
-    """Sequences decoded at a time (at most max_num_seqs, and as many as fit the KV cache at mean length)."""
-    decode_steps: int
-    seconds: float
-
-
-def generation(
-    facts: ModelSize, hardware: Hardware, work: Work, config: Config, engine: EngineMemory
-) -> Generation:
-    """Return the share of the engine, or the dp rank, with the most samples."""
-    rollout = config.rollout
-    samples = -(-work.samples // (config.num_engines * rollout.dp))
-    fitting = int(engine.kv_cache_tokens // max(1.0, work.sample_tokens))
-    concurrent = max(1, min(samples, rollout.max_num_seqs, fitting))
-    drain = work.longest_response - work.response_tokens  # the longest responses end almost alone
-    steps = math.ceil(samples * work.response_tokens / concurrent + drain)
-    step = _decode_step(facts, hardware, work, rollout, engine, concurrent)
-    prefill = facts.forward_flops(work.prompt_tokens, work.prompt_tokens**2 / 2) / rollout.tp
-    seconds = steps * step + samples * prefill / (hardware.peak_flops * hardware.training_efficiency)
-    return Generation(samples=samples, concurrent=concurrent, decode_steps=steps, seconds=seconds)
-
-
-def _decode_step(
-    facts: ModelSize,
-    hardware: Hardware,
-    work: Work,
-    rollout: RolloutSection,
-    engine: EngineMemory,
-    sequences: int,
-) -> float:
-    """Return the seconds of one decode step of so many sequences at half their mean length."""
-    read = _weights_read(facts, engine.weights, rollout, sequences)
-    read += sequences * (work.prompt_tokens + work.response_tokens / 2) * engine.kv_bytes_per_token
-    flops = facts.forward_flops(sequences, sequences * work.sample_tokens) / rollout.tp
-    return max(
-        read / (hardware.memory_bytes_per_second * hardware.decode_efficiency),
-        flops / (hardware.peak_flops * 0.5),
-        hardware.decode_step_seconds,
-    )
-
-
-def _weights_read(facts: ModelSize, rank_weights: int, rollout: RolloutSection, sequences: int) -> float:
-    """Return the bytes of weights that one decode step reads, of experts only those chosen (evenly)."""
-    if not facts.num_experts:
-        return rank_weights
-    experts = facts.parameters_routed / rollout.ranks
-    others = (facts.parameters_total - facts.parameters_routed) / rollout.tp
-    routed = rank_weights * experts / (experts + others)
-    touched = 1 - (1 - facts.top_k / facts.num_experts) ** (sequences * rollout.dp)
-    return rank_weights - routed + routed * touched
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TrainingTime:
-    """Seconds of the trainer's phases."""
-
-    log_probs: float
-    update: float
-    gradient_exchange: float
-    """Reduce-scatter of gradients and all-gather of weights over data-parallel replicas, without overlap."""
-    bubble: float
-    """Share of the update in which a pipeline stage waits."""
-
-
-def training_time(
-    facts: ModelSize,
-    hardware: Hardware,
-    work: Work,
-    layout: Layout,
-    *,
-    training: TrainingSection,
-    num_microbatches: int,
-    exchanged_bytes: float,
-    resting_bytes: int,
-) -> TrainingTime:
-    """Return the times of one step.
-
-    Args:
-        exchanged_bytes: Bytes that one rank sends per optimizer update.
-        resting_bytes: Optimizer state that moves from host memory and back.
-    """
-    bubble = (layout.pp - 1) / (layout.vpp * num_microbatches + layout.pp - 1)
-    efficiency = hardware.training_efficiency
-    if hardware.kind == "gpu" and (training.spec == "local" or facts.family.needs_own_attention):
-        efficiency *= hardware.local_efficiency
-    full_rate = layout.world_size * hardware.peak_flops * efficiency
-    rate = full_rate * (1 - bubble)
-    shares = training.may_share_prefixes(delta_nets=facts.delta_nets)
-    forward = facts.forward_flops(*work.computed(shares_prefixes=shares))
-    no_bubble = work.reference in ("pass", "update")  # the other passes already fill and drain the pipeline
-    factor = {"off": 3.0, "selective": 3.4, "full": 4.0}[training.recompute]
-    crosses_nodes = layout.tp * layout.dp * layout.cp > hardware.gpus_per_node
-    link = hardware.network_bytes_per_second if crosses_nodes else hardware.node_bytes_per_second
-    return TrainingTime(
-        log_probs=(work.forward_passes - no_bubble) * forward / rate + no_bubble * forward / full_rate,
-        update=work.epochs * factor * forward / rate
-        + work.updates * to_host_and_back(resting_bytes, hardware),
-        gradient_exchange=work.updates * exchanged_bytes / (link * hardware.link_efficiency),
-        bubble=bubble,
-    )
-
-
-def to_host_and_back(num_bytes: int, hardware: Hardware) -> float:
-    """Return the seconds over a device's link to its host and back."""
-    return 2 * num_bytes / (hardware.host_bytes_per_second * hardware.link_efficiency)

@@ -292,10 +292,15 @@ def _plan_command(commands) -> None:
         type=float,
         help="bandwidth of each slot (GPU) to other nodes, in Gbit/s; default: that of the hardware",
     )
+    plan.add_argument(
+        "--mean-response",
+        type=float,
+        help="mean tokens of a response; default: half of rollout.max_response_tokens",
+    )
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from mrl.capacity.hardware import load_hardware, with_network
+    from mrl.capacity.hardware import load_hardware, with_mean_response, with_network
     from mrl.capacity.report import capacity_report
     from mrl.launch.commands.this_machine import hardware_here
 
@@ -303,6 +308,9 @@ def _plan(options: argparse.Namespace) -> int:
     hardware = load_hardware(options.hardware) if options.hardware else hardware_here(config)
     if options.network_gbit is not None:
         hardware = with_network(hardware, options.network_gbit)
+    if options.mean_response is not None:
+        longest = config.rollout.max_response_tokens
+        hardware = with_mean_response(hardware, options.mean_response, longest)
     report = capacity_report(config, hardware)
     return print_result(report.table()) or int(not report.fits)
 

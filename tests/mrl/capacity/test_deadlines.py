@@ -33,8 +33,8 @@ def test_a_round_in_bfloat16_outlasts_its_deadline_and_one_in_float8_does_not() 
     ("words", "name", "setting"),
     [
         (("loop.phase_deadline_seconds=600",), "one round of generate", "loop.phase_deadline_seconds"),
-        (("loop.phase_deadline_seconds=50",), "one pass for log-probs", "loop.phase_deadline_seconds"),
-        (("loop.phase_deadline_seconds=50",), "one update", "loop.phase_deadline_seconds"),
+        (("loop.phase_deadline_seconds=100",), "one pass for log-probs", "loop.phase_deadline_seconds"),
+        (("loop.phase_deadline_seconds=100",), "one update", "loop.phase_deadline_seconds"),
         (("loop.phase_deadline_seconds=300",), "one checkpoint", "loop.phase_deadline_seconds"),
         (("sync.deadline_seconds=0.08",), "one weight sync", "twice sync.deadline_seconds"),
         (("export.every_steps=20", "export.deadline_seconds=100"), "one export", "export.deadline_seconds"),

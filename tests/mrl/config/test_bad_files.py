@@ -16,7 +16,7 @@ from tests.support.bad_files import failures, outcome
 from tests.support.mutations import LITERALS, STRANGE, Mutator
 
 CASES = 300
-RECIPES = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "hardware")
+RECIPES = sorted(path for path in CONFIGS.rglob("*.yaml") if CONFIGS / "hardware" not in path.parents)
 BASE = {
     "run": {"name": "base"},
     "model": {"path": "model"},
