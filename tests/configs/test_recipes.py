@@ -51,7 +51,8 @@ def test_recipe_fits_its_hardware_and_can_be_trained(files, nodes, hardware, pub
     assert not train_refuses(config)
     # as Ray may number nodes
     numbers = [3 + 2 * (rank // 8) for rank in range(config.training.layout.world_size)]
-    assert all(len(share) == 1 for share in slots_per_node(config, numbers))
+    is_record = files[-1].parent.name == "records"  # others' engines, of tp over nodes
+    assert is_record or all(len(share) == 1 for share in slots_per_node(config, numbers))
     report = capacity_report(config, load_hardware(hardware))
     estimate = report.estimate
     assert report.advice.errors == []

@@ -61,8 +61,8 @@ def one_gpu_cases() -> list[tuple[tuple[Path, ...], str]]:
 
 
 def _layouts() -> Iterator[tuple[Path, str, int, str]]:
-    """Yield (file, recipe, nodes, hardware) of each layout, from its name."""
-    for layout in sorted((CONFIGS / "layouts").glob("*.yaml")):
+    """Yield (file, recipe, nodes, hardware) of each layout and record, from its name."""
+    for layout in sorted([*(CONFIGS / "layouts").glob("*.yaml"), *(CONFIGS / "records").glob("*.yaml")]):
         name, _, size = layout.stem.rpartition("_")
         nodes, hardware = size.split("x", 1)
         yield layout, name, int(nodes), hardware
