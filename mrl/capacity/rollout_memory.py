@@ -66,7 +66,8 @@ def kv_token_bytes(facts: ModelSize, rollout: RolloutSection) -> int:
     if not facts.latent_attention:
         heads = max(1, facts.kv_heads // rollout.tp)
         per_layer = per_layer // facts.kv_heads * heads
-    return per_layer * facts.attention_layers * DTYPE_BYTES[rollout.dtype]
+    is_float8 = str(rollout.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8")
+    return per_layer * facts.attention_layers * (1 if is_float8 else DTYPE_BYTES[rollout.dtype])
 
 
 def state_bytes(facts: ModelSize, rollout: RolloutSection) -> int:

@@ -71,6 +71,29 @@ def test_no_plan_says_that_a_recipe_fits_hardware_that_it_does_not(recipe: str) 
     assert plan.fits == (recipe not in ("deepseek_v3", "kimi_k2"))
 
 
+@pytest.mark.parametrize("recipe", ["qwen3_235b_a22b_131k", "glm_4_5_air_131k"])
+def test_long_episodes_fit_by_cp_recompute_and_a_cache_in_float8(recipe: str) -> None:
+    """Less recompute does not fit, less cp takes more memory, and a cache in bfloat16 has half the tokens."""
+    whole, hardware = load(files_of(recipe)), load_hardware("8x80gb")
+    assert whole.model.max_length == 131072 and whole.stream.max_staleness == 1
+    assert whole.data.max_prompt_tokens + whole.rollout.max_response_tokens == 131072
+
+    def worst(*words: str) -> float:
+        plan = Estimate(load(files_of(recipe), words), hardware)
+        assert plan.unmet == []
+        return min(event.free for event in plan.timeline if event.name == "update") / 1e9
+
+    layout = whole.training.layout
+    assert worst() > 25
+    assert worst("training.layout.cp=1", f"training.layout.dp={layout.dp * layout.cp}") < worst() - 10
+    assert worst("training.recompute=selective") < 0
+    caches = [
+        Estimate(load(files_of(recipe), [f"rollout.engine_args={{kv_cache_dtype: {kind}}}"]), hardware).engine
+        for kind in ("fp8", "bfloat16")
+    ]
+    assert caches[0].kv_cache_tokens == pytest.approx(2 * caches[1].kv_cache_tokens, rel=1e-5)
+
+
 LARGER_GLM = ("model.path=weights/GLM-4.5", "training.layout={tp: 4, pp: 8, dp: 4, ep: 8}")
 OVER_TWO_NODES = (
     "training.layout.dp=8",

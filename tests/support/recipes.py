@@ -9,6 +9,7 @@ RECIPES = {
     "qwen3_30b_a3b": (1, "8x80gb"), "qwen3_30b_a3b_tools": (1, "8x80gb"), "gpt_oss_120b": (8, "8x80gb"),
     "glm_4_5_air": (8, "8x80gb"), "qwen3_next_80b_a3b": (4, "8x80gb"), "qwen3_235b_a22b": (16, "8x80gb"),
     "deepseek_v3": (32, "8x141gb"), "kimi_k2": (32, "8x141gb"),
+    "qwen3_235b_a22b_131k": (32, "8x80gb"), "glm_4_5_air_131k": (16, "8x80gb"),
 }  # fmt: skip
 """Recipe -> nodes and hardware of its own layout."""
 
@@ -17,7 +18,9 @@ ONE_GPU = {"qwen2_5_0_5b": "1x80gb", "llama_3_2_1b": "1x80gb"}
 
 OVER = {
     "calculator_": "calculator",
+    "glm_4_5_air_": "glm_4_5_air",
     "quickstart_": "quickstart",
+    "qwen3_235b_a22b_": "qwen3_235b_a22b",
     "qwen3_30b_a3b_": "qwen3_30b_a3b",
     "tune_": "quickstart",
 }

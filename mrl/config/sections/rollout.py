@@ -69,8 +69,8 @@ class RolloutSection(Section):
     """Release the engine's memory during training if the platform can (CUDA)."""
     engine_args: dict[str, Any] = {}
     """Pass these fields to vLLM's EngineArgs (block_size, kv_cache_dtype, attention_backend, all2all_backend,
-    compilation_config, ...), except those that another setting decides; the capacity estimate ignores
-    them."""
+    compilation_config, ...), except those that another setting decides; the capacity estimate counts only
+    kv_cache_dtype."""
     stop_token_ids: tuple[int, ...] = ()
     """Also end a response at these tokens, whose text is kept unless they are special; the tokenizer's
     end-of-text and those of generation_config.json always end it."""

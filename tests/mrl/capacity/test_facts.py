@@ -25,6 +25,7 @@ PUBLISHED = {
     # Elements of the published safetensors without draft layers and image models, with correction biases.
     "Qwen3-30B-A3B": (30_532_122_624, 3_353_032_704),
     "Qwen3-235B-A22B": (235_093_634_560, 22_190_763_520),
+    "Qwen3-235B-A22B-Instruct-2507": (235_093_634_560, 22_190_763_520),
     "Qwen3-VL-8B-Instruct": (8_190_735_360, 8_190_735_360),
     "Qwen3-VL-30B-A3B-Instruct": (30_532_122_624, 3_353_032_704),
     "Qwen3-Next-80B-A3B-Instruct": (79_674_391_296, 3_874_929_408),

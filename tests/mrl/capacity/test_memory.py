@@ -66,6 +66,18 @@ def test_dp_ranks_share_experts_and_copy_the_rest() -> None:
     assert 32 * dp.kv_cache_tokens > 10 * tp.kv_cache_tokens
 
 
+@pytest.mark.parametrize(("kind", "share"), [("auto", 1), ("fp8", 2), ("fp8_e4m3", 2)])
+def test_a_cache_in_float8_has_room_for_twice_the_tokens(kind: str, share: int) -> None:
+    recipe, hardware = [CONFIGS / "qwen3_235b_a22b.yaml"], load_hardware("8x80gb")
+    plain = Estimate(load(recipe), hardware)
+    cached = Estimate(load(recipe, [f"rollout.engine_args={{kv_cache_dtype: {kind}}}"]), hardware)
+    assert cached.engine.kv_cache == plain.engine.kv_cache
+    assert cached.engine.kv_bytes_per_token * share == plain.engine.kv_bytes_per_token
+    assert cached.seconds["generate"] <= plain.seconds["generate"] and (share == 1) == (
+        cached.seconds == plain.seconds
+    )
+
+
 def test_bfloat16_moments_halve_the_optimizer() -> None:
     facts, section = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), training(dp=8, ep=8)
     optimizer = section.optimizer.model_copy(update={"moments_dtype": "bfloat16"})
