@@ -24,7 +24,8 @@ class SandboxSection(Section):
     """Make folders of this machine readable inside: path here to path inside, which is not below /work, /tmp,
     /dev or /proc."""
     disk_mib: int = Field(default=1024, ge=8)
-    """Limit all writable files (/work, /tmp) together to so many MiB, which are kept in memory."""
+    """Limit all writable files (/work, /tmp) together to so many MiB, kept in memory; in containers, each
+    folder."""
     processes: int = Field(default=256, ge=4)
     """Limit the number of processes and threads together."""
     cpus: float = Field(default=1.0, gt=0)
