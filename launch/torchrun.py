@@ -20,7 +20,6 @@ import queue
 import re
 import secrets
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -33,6 +32,7 @@ from typing import Any
 
 from mrl.config.load import load_config
 from mrl.errors import ConfigError, WorkerLost
+from mrl.files import read_private
 from mrl.launch.cluster.cluster import token_environment
 from mrl.launch.cluster.ray_node import TOKEN, Node, head_address, own_address, ray_node, token_of_environment
 from mrl.launch.slots import node_slots, overrides_for, slots_message
@@ -169,10 +169,7 @@ def _signed(where: str, token: str) -> str:
 def _read_secret(path: Path) -> str:
     """Return the secret; empty if the file does not exist yet or other users can read or write it."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
-            status = os.fstat(file.fileno())
-            is_own = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
-            return file.read() if is_own else ""
+        return read_private(path) or ""
     except OSError:
         return ""
 

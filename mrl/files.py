@@ -67,6 +67,14 @@ def is_own_folder(path: Path) -> bool:
     return False
 
 
+def read_private(path: str | Path) -> str | None:
+    """Return a file's text; None if it is not this user's, or others can read or write it. Raises OSError."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+        facts = os.fstat(file.fileno())
+        is_private = facts.st_uid == os.geteuid() and not stat.S_IMODE(facts.st_mode) & 0o077
+        return file.read() if is_private else None
+
+
 def highest_number(folder: Path, pattern: str) -> int:
     """Return the highest number that `*` matches in the names `pattern` of a folder; 0 if none matches."""
     before, _, after = pattern.partition("*")

@@ -16,12 +16,12 @@ import json
 import logging
 import os
 import secrets
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mrl.agents.sandboxes.work_files import WorkFile
 from mrl.errors import ConfigError
+from mrl.files import read_private
 
 PATH = "/v1/sandbox"
 CALL, DATA, OPENED, PASSED, ENDED, CLOSED = b"C", b"D", b"O", b"P", b"E", b"X"
@@ -85,13 +85,12 @@ def read_key(file: str | None) -> str:
     if file is not None:
         where = f"the key file {file}"
         try:
-            with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW)) as stream:
-                status = os.fstat(stream.fileno())
-                if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-                    raise ConfigError(f"{where} must belong to this user and have mode 0600")
-                key = stream.read().strip()
+            text = read_private(file)
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"{where} cannot be read: {error}") from error
+        if text is None:
+            raise ConfigError(f"{where} must belong to this user and have mode 0600")
+        key = text.strip()
     if len(key) < _LEAST_KEY or not key.isascii():
         raise ConfigError(
             f"{where} has no key of at least {_LEAST_KEY} ASCII characters; copy the server's key into a "
