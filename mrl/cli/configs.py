@@ -123,7 +123,7 @@ def _make_command(commands) -> None:
 def _make(options: argparse.Namespace) -> int:
     if options.what == "preferences":
         return _pairs(options)
-    from mrl.prepare import arithmetic_rows, calculator_rows, harbor_tasks, problem_rows, tokenizer
+    from mrl.prepare import arithmetic_rows, calculator_rows, problem_rows, tokenizer
 
     out, files, size = options.out, options.files, options.vocab_size
     makers = {
@@ -131,13 +131,23 @@ def _make(options: argparse.Namespace) -> int:
             out, largest=options.largest, num_pairs=options.pairs
         ),
         "calculator": lambda: calculator_rows.write_calculator(out),
-        "harbor": lambda: harbor_tasks.write_harbor(
-            files, out, builder=options.builder, unpack=options.unpack, unchecked=options.unchecked
-        ),
+        "harbor": lambda: _harbor(options),
         "problems": lambda: problem_rows.write_problems(out),
         "tokenizer": lambda: f"{out}: {tokenizer.write_bpe(files, out, vocab_size=size)} tokens",
     }
     return print_result(f"wrote {makers[options.what]()}")
+
+
+def _harbor(options: argparse.Namespace) -> str:
+    from mrl.prepare.harbor_tasks import write_harbor
+
+    return write_harbor(
+        options.files,
+        options.out,
+        builder=options.builder,
+        unpack=options.unpack,
+        unchecked=options.unchecked,
+    )
 
 
 def _pairs(options: argparse.Namespace) -> int:
