@@ -30,15 +30,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mrl.agents.environment import Model, SandboxLost, Step, Unreachable
-from mrl.agents.envs.command_program import BootSlots, require_command
-from mrl.agents.sandboxes.providers import (
-    Exit,
-    Sandbox,
-    SandboxLimits,
-    TooLarge,
-    find_provider,
-    model_variables,
-)
+from mrl.agents.envs.command_program import CHECK_SECONDS, BootSlots, booted, command_limits, require_command
+from mrl.agents.sandboxes.providers import Exit, Sandbox, TooLarge, find_provider, model_variables
 from mrl.agents.sandboxes.work_files import WorkFile, matches, overlay, read_folder
 from mrl.config.sections.programs import SandboxSection
 from mrl.errors import ConfigError
@@ -122,7 +115,7 @@ class Harbor:
                 f"agent.options.folder: {rows} is no file of tasks ({error!r}); `mrl make harbor` writes it"
             ) from error
         try:
-            with program.opened(first, None) as opened:
+            with program.opened(first, CHECK_SECONDS, None) as opened:
                 for name in ("sh", *program._command[:1]):
                     require_command(opened, name)
                 cls.about = opened.describe()
@@ -162,7 +155,7 @@ class Harbor:
         Returns:
             How it ended, and what a grade gets of the working folder and of LOGS. Raises TooLarge.
         """
-        with self.opened(task, model, [SOLUTION] if files else []) as sandbox:
+        with self.opened(task, seconds, model, [SOLUTION] if files else []) as sandbox:
             try:
                 sandbox.write(self._files(task, "work"), task.workdir)
                 if files:
@@ -204,7 +197,7 @@ class Harbor:
                 kept,
                 {p: file for p, file in work.items() if file.kind != "file" or not matches(p, task.keep)},
             )
-        with self.opened(task, None, [TESTS]) as sandbox:
+        with self.opened(task, task.verifier_seconds, None, [TESTS]) as sandbox:
             try:
                 sandbox.write(self._files(task, "tests"), TESTS)
                 sandbox.write(work, task.workdir)
@@ -224,27 +217,20 @@ class Harbor:
         return reward, "" if reward is not None else f"no reward in {LOGS}/verifier; the verifier: {done}"
 
     @contextlib.contextmanager
-    def opened(self, task: HarborTask, model: Model | None, folders: Sequence[str] = ()) -> Iterator[Sandbox]:
-        """Open a sandbox with a task's image and limits, and with empty folders for its logs."""
+    def opened(
+        self, task: HarborTask, seconds: float, model: Model | None, folders: Sequence[str] = ()
+    ) -> Iterator[Sandbox]:
+        """Open a sandbox with a task's image and limits, and with empty folders for its logs. A command in it
+        takes at most so many seconds."""
         settings = self._sandbox
-        limits = SandboxLimits(
-            memory_mib=task.memory_mib or self._memory_mib,
-            disk_mib=settings.disk_mib,
-            processes=settings.processes,
-            cpus=task.cpus or settings.cpus,
-            boot_seconds=settings.boot_seconds,
+        limits = command_limits(
+            settings, seconds, memory_mib=task.memory_mib or self._memory_mib, cpus=task.cpus or settings.cpus
         )
-        with contextlib.ExitStack() as stack:
-            with self._boots.taken() if self._boots is not None else contextlib.nullcontext():
-                sandbox = stack.enter_context(
-                    self._provider.open(
-                        image=task.image if task.root is None else str(self._folder / "roots" / task.root),
-                        mounts=settings.mounts,
-                        limits=limits,
-                        model=model,
-                        folders=[task.workdir, LOGS, *folders],
-                    )
-                )
+        image = task.image if task.root is None else str(self._folder / "roots" / task.root)
+        places = [task.workdir, LOGS, *folders]
+        with booted(
+            self._provider, settings, self._boots, image=image, limits=limits, model=model, folders=places
+        ) as sandbox:
             sandbox.write(dict.fromkeys(_LOG_FOLDERS, WorkFile(kind="folder")), LOGS)
             yield sandbox
 

@@ -13,7 +13,6 @@ Nothing else that the program's processes wrote reaches the grade: neither /tmp,
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import functools
 import json
@@ -30,19 +29,21 @@ from mrl.agents.sandboxes.providers import (
     TMP,
     Sandbox,
     SandboxLimits,
+    SandboxProvider,
     TooLarge,
     find_provider,
     model_variables,
+    open_sandbox,
 )
 from mrl.agents.sandboxes.work_files import WorkFile, matches, overlay, read_folder
-from mrl.config.sections.programs import GradeSection, ProgramSection
+from mrl.config.sections.programs import GradeSection, ProgramSection, SandboxSection
 from mrl.errors import ConfigError
 
 TASK_FILE, REWARD_FILE = "task.json", "reward"
 """Files in /tmp: the task, and the number that a grade may write."""
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
 _LOCK_SECONDS = 0.02
-_CHECK_SECONDS, _FILES_SECONDS = 120.0, 300.0
+CHECK_SECONDS, _FILES_SECONDS = 120.0, 300.0
 """Parts of a sandbox's longest life: for the check at the start, and for the files of any."""
 
 
@@ -58,13 +59,7 @@ class CommandProgram:
         self._program = ProgramSection(**options)
         sandbox = self._program.sandbox
         self._provider = find_provider(sandbox.kind, sandbox.options)
-        self._limits = SandboxLimits(
-            memory_mib=memory_mib,
-            disk_mib=sandbox.disk_mib,
-            processes=sandbox.processes,
-            cpus=sandbox.cpus,
-            boot_seconds=sandbox.boot_seconds,
-        )
+        self._memory_mib = memory_mib
 
     @classmethod
     def prepare(cls, **options: Any) -> None:
@@ -80,7 +75,7 @@ class CommandProgram:
         for word in (*program.command, *program.env.values()):
             _filled(word, dict.fromkeys(program.columns, ""), "agent.program.command")
         try:
-            with self._opened(None, _CHECK_SECONDS) as sandbox:
+            with self._opened(None, CHECK_SECONDS) as sandbox:
                 paths = [program.files, program.grade.files if program.grade is not None else None]
                 fixed = [path for path in paths if path is not None and not _PLACEHOLDER.search(path)]
                 sandbox.write(overlay(*map(_folder, fixed)))
@@ -153,21 +148,10 @@ class CommandProgram:
                     return number, ""
             return 0.0, f"no finite number in {TMP}/{REWARD_FILE}"
 
-    @contextlib.contextmanager
-    def _opened(self, model: Model | None, seconds: float) -> Iterator[Sandbox]:
-        """Open a sandbox for a command of so many seconds."""
+    def _opened(self, model: Model | None, seconds: float) -> contextlib.AbstractContextManager[Sandbox]:
         settings = self._program.sandbox
-        limits = dataclasses.replace(
-            self._limits, life_seconds=settings.boot_seconds + seconds + _FILES_SECONDS
-        )
-        with contextlib.ExitStack() as stack:
-            with self._boots.taken() if self._boots is not None else contextlib.nullcontext():
-                sandbox = stack.enter_context(
-                    self._provider.open(
-                        image=settings.image, mounts=settings.mounts, limits=limits, model=model
-                    )
-                )
-            yield sandbox
+        limits = command_limits(settings, seconds, memory_mib=self._memory_mib, cpus=settings.cpus)
+        return booted(self._provider, settings, self._boots, image=settings.image, limits=limits, model=model)
 
 
 class BootSlots:
@@ -192,6 +176,42 @@ class BootSlots:
                     fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
                     return slot
             time.sleep(_LOCK_SECONDS)
+
+
+def command_limits(
+    settings: SandboxSection, seconds: float, *, memory_mib: int, cpus: float
+) -> SandboxLimits:
+    """Return the limits of a sandbox for a command of so many seconds."""
+    return SandboxLimits(
+        memory_mib=memory_mib,
+        disk_mib=settings.disk_mib,
+        processes=settings.processes,
+        cpus=cpus,
+        boot_seconds=settings.boot_seconds,
+        life_seconds=settings.boot_seconds + seconds + _FILES_SECONDS,
+    )
+
+
+@contextlib.contextmanager
+def booted(
+    provider: SandboxProvider,
+    settings: SandboxSection,
+    boots: BootSlots | None,
+    *,
+    image: str | None,
+    limits: SandboxLimits,
+    model: Model | None,
+    folders: Sequence[str] = (),
+) -> Iterator[Sandbox]:
+    """Open a sandbox, as `SandboxProvider.open`; if `boots` are given, it takes one of them meanwhile."""
+    with contextlib.ExitStack() as stack:
+        with boots.taken() if boots is not None else contextlib.nullcontext():
+            sandbox = stack.enter_context(
+                open_sandbox(
+                    provider, image=image, mounts=settings.mounts, limits=limits, model=model, folders=folders
+                )
+            )
+        yield sandbox
 
 
 def require_command(sandbox: Sandbox, name: str) -> None:

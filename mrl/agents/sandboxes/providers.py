@@ -198,7 +198,7 @@ def _path(kind: str) -> str:
 
 
 def open_sandbox(
-    kind: str = "bubblewrap",
+    kind: str | SandboxProvider = "bubblewrap",
     *,
     image: str | None = None,
     mounts: Mapping[str, str] | None = None,
@@ -207,7 +207,9 @@ def open_sandbox(
     options: Mapping[str, Any] | None = None,
     folders: Sequence[str] = (),
 ) -> Sandbox:
-    """Open a sandbox, as `SandboxProvider.open`."""
-    provider, limits = find_provider(kind, options), limits or SandboxLimits()
+    """Open a sandbox of a kind, or of a provider, as `SandboxProvider.open`."""
+    provider = find_provider(kind, options) if isinstance(kind, str) else kind
     further = {"folders": folders} if folders else {}  # a provider may be without them
-    return provider.open(image=image, mounts=mounts or {}, limits=limits, model=model, **further)
+    return provider.open(
+        image=image, mounts=mounts or {}, limits=limits or SandboxLimits(), model=model, **further
+    )

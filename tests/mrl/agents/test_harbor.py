@@ -217,6 +217,25 @@ def test_what_is_missing_is_reported_at_the_start(made: Path, tmp_path: Path) ->
             Harbor.prepare(**(options(made) | changes))
 
 
+PROVIDER = """
+from mrl.agents.sandboxes.providers import open_sandbox
+
+class Mine:
+    def open(self, *, limits, **others):
+        with open({log!r}, "a") as log:
+            print(limits.life_seconds, file=log)
+        return open_sandbox(limits=limits, **others)
+"""
+
+
+def test_the_life_of_a_sandbox_is_bounded(made: Path, tmp_path: Path) -> None:
+    """The agent's of 60 s and the verifier's of 20, with 30 to boot and 300 for files."""
+    (tmp_path / "provider.py").write_text(PROVIDER.format(log=str(tmp_path / "log")))
+    sandbox = USR | {"kind": f"{tmp_path}/provider.py:Mine", "disk_mib": 32, "boot_seconds": 30}
+    assert ran(made, sandbox=sandbox, seconds=60.0, verifier_seconds=20.0).reward == 1.0
+    assert (tmp_path / "log").read_text().split() == ["390.0", "350.0"]
+
+
 def test_a_disk_that_is_too_small_for_the_task_is_no_agents_fault(copy: Path) -> None:
     (copy / "tasks/reversed/work/large").write_bytes(bytes(9 << 20))
     with pytest.raises(ConfigError, match=r"'reversed' needs a larger sandbox\.disk_mib"):
