@@ -111,7 +111,7 @@ class Estimate:
     @cached_property
     def _teachers(self) -> list[tuple[int, bool]]:
         """Bytes of each teacher's weights on its fullest rank, and True if it is a model of its own, which is
-        on the device during its pass."""
+        on the device during its pass. The start under adapters is not among them: it has no copy."""
         sizes = []
         for facts in teacher_facts(self.config, self.facts):
             training = self.config.training.for_teacher(has_experts=bool(facts.num_experts))

@@ -62,9 +62,12 @@ def critic_facts(config: Config, policy: ModelSize) -> ModelSize:
 
 
 def teacher_facts(config: Config, policy: ModelSize) -> list[ModelSize]:
-    """Return the facts of each teacher's model; the policy's for folders without a config.json."""
+    """Return the facts of each teacher whose weights a trainer keeps: all but the start under adapters. Those
+    of folders without a config.json are the policy's."""
     section = config.algorithm.distillation
     folders = () if section is None else section.folders
+    if config.training.lora is not None:
+        folders = [folder for folder in folders if not config.model.is_start(folder)]
     length = config.model.max_length
     return [
         find_facts(ModelSection(path=folder, max_length=length))

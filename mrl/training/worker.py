@@ -141,7 +141,7 @@ class MegatronWorker:
         The start under adapters needs no copy, other weights of the policy's shapes a snapshot, others a
         model."""
         adapters = self.policy.adapters
-        if adapters is not None and Path(path).resolve() == Path(self.model.path).resolve():
+        if adapters is not None and self.model.is_start(path):
             self._frozen[path] = adapters.removed
             return
         if not different_values(self.policy.hf_config, hf_folder.read_config(path)):

@@ -1,6 +1,7 @@
 """Settings of the model that is trained."""
 
 import datetime
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -61,3 +62,7 @@ class ModelSection(Section):
     """Limit prompt plus response to this many tokens; data.max_prompt_tokens + rollout.max_response_tokens if
     not given. At most max_position_embeddings of config.json, or the length that its YaRN settings stretch
     the model to (rope_scaling or rope_parameters; Qwen2, Qwen3, Llama, DeepSeek, gpt-oss)."""
+
+    def is_start(self, path: str) -> bool:
+        """Return True if the policy starts from this folder."""
+        return Path(path).resolve() == Path(self.path).resolve()

@@ -364,3 +364,16 @@ def test_groups_that_wait_for_their_step_lie_in_the_drivers_memory() -> None:
     small = hardware.model_copy(update={"host_memory_bytes": sum(kept[0].values()) - 1})
     errors = advise(Estimate(load([recipe], ahead), small)).errors
     assert any("'engines serve'" in line and "pool 1.4 GB" in line for line in errors), errors
+
+
+def test_a_teacher_needs_no_copy_if_adapters_keep_it() -> None:
+    recipe, hardware = CONFIGS / "qwen3_30b_a3b.yaml", load_hardware("8x80gb")
+
+    def kept(teacher: str, *words: str) -> int:
+        words = (*words, f"algorithm.distillation.teachers={{default: {teacher}}}")
+        return Estimate(load([recipe], words), hardware).host[0].parts.get("teachers", 0)
+
+    start = load([recipe], []).model.path
+    adapters = "training.lora={rank: 8, targets: [attention]}"
+    assert kept(start, adapters) == 0
+    assert kept("/other", adapters) == kept(start) == kept("/other") > 0
