@@ -16,6 +16,7 @@ from mrl.config.root import Config
 from mrl.errors import WeightSyncError
 from mrl.launch.workers import route_blocks
 from mrl.launch.workers.rollout_actor import EngineRank
+from mrl.processes.free_memory import release_free_memory
 from mrl.routes import Routes
 from mrl.samples import Role, TrainBatch
 from mrl.training.pass_options import PassOptions
@@ -167,8 +168,12 @@ class TrainActor:
         return self._weight_sync.digest
 
     def send(self, session: Session, absent: Sequence[int]) -> dict[str, float]:
-        """Run this rank's side of one weight sync, without the `absent` engine ranks."""
-        return self._weight_sync.send(session, absent)
+        """Run this rank's side of one weight sync, without the `absent` engine ranks; then engines have the
+        slot, and on CPU get the memory that updates used."""
+        totals = self._weight_sync.send(session, absent)
+        if self.worker.device.type == "cpu":
+            release_free_memory()
+        return totals
 
     def redial(self, addresses: Mapping[int, str]) -> None:
         """Use new addresses for these engine ranks, whose processes were replaced."""

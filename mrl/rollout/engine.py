@@ -365,7 +365,8 @@ class RolloutEngine(EngineWorkers):
         return self._rollout.enable_sleep_mode and torch.cuda.is_available()
 
     def sleep(self) -> None:
-        """Drop weights and KV cache (level 2); the next weights come by weight sync. No-op on CPU."""
+        """Drop weights and KV cache (level 2); the next weights come by weight sync. On CPU, return unused
+        memory to the machine."""
         if self._running:
             raise RolloutError(
                 f"{self.part.name} has {len(self._running)} running requests; pause it before it sleeps"
@@ -376,6 +377,8 @@ class RolloutEngine(EngineWorkers):
             reason = "its weights were dropped when it slept"
             self._on_workers("mrl_drop")
             self._not_serving = self._not_serving or reason
+        elif not self.can_sleep:
+            self._on_workers("mrl_release_free_memory")
 
     def wake(self, tags: Sequence[str] = _MEMORY) -> None:
         """Allocate memory again: weights before a weight sync, the KV cache after it."""

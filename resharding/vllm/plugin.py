@@ -29,6 +29,7 @@ from mrl.cpu import vllm_kernels
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor
 from mrl.observe.memory_use import memory_use
+from mrl.processes.free_memory import release_free_memory
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
@@ -124,6 +125,11 @@ class WorkerExtension:
     def mrl_memory_use(self) -> dict[str, Any]:
         """Return {use}: bytes by name (observe/memory_use.py)."""
         return {"use": memory_use(self.device)}
+
+    def mrl_release_free_memory(self) -> dict[str, Any]:
+        """Return memory that a CPU worker no longer uses to the machine, for the slot's trainer."""
+        release_free_memory()
+        return {}
 
     def mrl_receive(self, session: dict[str, Any]) -> dict[str, Any]:
         """Run vLLM's three phases for one session; return {seconds} or {error, serving}.

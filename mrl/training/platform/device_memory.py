@@ -6,14 +6,17 @@ import gc
 
 import torch
 
+from mrl.processes.free_memory import release_free_memory
+
 
 def release_cached(device: torch.device) -> None:
-    """Return unused memory to the device; on CPU freed memory is already the system's.
+    """Return unused memory to the device, or on CPU to the machine.
 
     torch caches freed blocks in the process, where other processes cannot use them. Tensors in reference
     cycles, and blocks that a peer had open, are collected first.
     """
     if device.type == "cpu":
+        release_free_memory()
         return
     gc.collect()
     torch.cuda.ipc_collect()
