@@ -33,7 +33,7 @@ def merge(
 ) -> tuple[dict[str, Any], Origins]:
     """Merge files, and mappings of the same form, left to right, then all overrides at once.
 
-    Later values win, mappings are merged, lists are replaced.
+    Later values win, mappings are merged, lists are replaced. After `a=null` nothing of an earlier `a` is left.
 
     Args:
         choices: Dotted paths of mappings in which one key decides what the others mean, with that key and its
@@ -56,6 +56,10 @@ class _Located:
 
     def __init__(self, value: Any, origin: str) -> None:
         self.value, self.origin = value, origin
+
+
+class _Alone(dict[str, Any]):
+    """Mapping whose key an earlier override of the same layer set to a value: lower layers add nothing."""
 
 
 def _layer(source: str | Path | Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -186,7 +190,7 @@ def _join(tree: dict[str, Any], new: dict[str, Any]) -> None:
         if isinstance(value, dict) and isinstance(tree.get(key), dict):
             _join(tree[key], value)
         else:
-            tree[key] = value
+            tree[key] = _Alone(value) if isinstance(value, dict) and key in tree else value
 
 
 def _drop_other_choice(
@@ -215,6 +219,6 @@ def _overlay(tree: dict[str, Any], origins: Origins, new: dict[str, Any], prefix
         if isinstance(value, _Located):
             tree[key], origins[path] = value.value, value.origin
             continue
-        if not isinstance(tree.get(key), dict):
+        if isinstance(value, _Alone) or not isinstance(tree.get(key), dict):
             tree[key] = {}
         _overlay(tree[key], origins, value, path + ".")

@@ -56,6 +56,15 @@ def test_files_merge_left_to_right_then_words(minimal: Path, tmp_path: Path) -> 
     assert config.model.reference_path is None
 
 
+def test_a_section_set_to_null_keeps_nothing_of_the_files(minimal: Path) -> None:
+    file = {"algorithm": {"distillation": {"teachers": {"chat": "a"}, "coefficient": 3.0}}}
+    for cleared in ("algorithm={distillation: null}", "algorithm.distillation=null"):
+        config = load([minimal, file], [cleared, "algorithm.distillation.teachers={sums: b}"])
+        distillation = config.algorithm.distillation
+        assert distillation is not None
+        assert distillation.teachers == {"sums": "b"} and distillation.coefficient == 1.0
+
+
 def test_mappings_words_and_files_are_one_configuration(minimal: Path) -> None:
     config = load_config({"run": {"name": "own"}}, "loop.steps=9", str(minimal), {"loop": {"steps": 7}})
     assert (config.run.name, config.loop.steps) == ("r", 9)
