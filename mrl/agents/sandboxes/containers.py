@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, ClassVar, cast
 
 from mrl.agents.environment import Model, SandboxLost
 from mrl.agents.sandboxes.command_wait import CommandOutput, wait_for_command
@@ -205,13 +205,13 @@ class ContainerSandbox(Sandbox):
 
     def read(self, patterns: Sequence[str], folder: str = WORK) -> dict[str, WorkFile]:
         """Return the matching regular files below a folder. Raises TooLarge."""
-        with self._start(
-            ["tar", "-c", "-f", "-", "-C", folder, "."], {}, subprocess.DEVNULL, quiet=True
-        ) as process:
+        words = ["tar", "-c", "-f", "-", "-C", folder, "."]
+        with self._start(words, {}, subprocess.DEVNULL, quiet=True) as process:
             try:
                 assert process.stdout is not None
-                return read_tar(process.stdout, patterns)
-            except tarfile.TarError as error:
+                stream = TimedStream(process.stdout.fileno(), self._limits.boot_seconds)
+                return read_tar(stream, patterns, most_bytes=self._limits.disk_mib * _MIB)
+            except (tarfile.TarError, TimeoutError) as error:
                 raise SandboxLost(f"files of the container cannot be read: {error}") from error
             finally:
                 process.kill()
@@ -242,13 +242,27 @@ class ContainerSandbox(Sandbox):
 
     def _remove(self, holder: subprocess.Popen[bytes]) -> None:
         for words in (["kill"], ["rm", "--force"]):  # podman waits before it kills, if only `rm` is called
-            subprocess.run([self._cli, *words, self._name], capture_output=True, check=False)
+            with contextlib.suppress(SandboxLost):  # it is removed, too, once its first process has ended
+                self._managed(*words)
         holder.kill()
         holder.wait()
         for stream in (holder.stdin, holder.stdout):
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
+
+    def _managed(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the command line about this container. Raises SandboxLost if it does not end."""
+        try:
+            return subprocess.run(
+                [self._cli, *words, self._name],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=self._limits.boot_seconds,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SandboxLost(f"{self._cli} {words[0]} did not end within {error.timeout:g} s") from error
 
     def _start(
         self, words: Sequence[str], env: Mapping[str, str], stdin: int, *, quiet: bool = False
@@ -288,12 +302,7 @@ class ContainerSandbox(Sandbox):
     def _was_out_of_memory(self) -> bool:
         """Return True if the kernel killed one of its processes for memory. Raises SandboxLost if it has
         ended."""
-        state = subprocess.run(
-            [self._cli, "inspect", "--format", "{{.State.Running}} {{.State.OOMKilled}}", self._name],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        state = self._managed("inspect", "--format", "{{.State.Running}} {{.State.OOMKilled}}")
         if not state.stdout.startswith("true"):
             raise SandboxLost(f"the container ended: {(state.stdout + state.stderr)[-300:]!a}")
         return state.stdout.split()[1:] == ["true"]
@@ -344,12 +353,43 @@ def exec_arguments(
     ]
 
 
-def read_tar(stream: IO[bytes], patterns: Sequence[str]) -> dict[str, WorkFile]:
-    """Return the matching regular files of an archive that arrives. Raises TooLarge."""
+class TimedStream:
+    """Bytes of a pipe, until a deadline."""
+
+    def __init__(self, descriptor: int, seconds: float) -> None:
+        self._descriptor, self._seconds = descriptor, seconds
+        self._deadline = time.monotonic() + seconds
+        self.position = 0
+        """Number of bytes that were read."""
+
+    def read(self, size: int) -> bytes:
+        """Return some bytes, and none at the end. Raises TimeoutError."""
+        left = self._deadline - time.monotonic()
+        if left <= 0 or not select.select([self._descriptor], [], [], left)[0]:
+            raise TimeoutError(f"they did not arrive within {self._seconds:g} s (sandbox.boot_seconds)")
+        data = os.read(self._descriptor, size)
+        self.position += len(data)
+        return data
+
+
+def read_tar(stream: TimedStream, patterns: Sequence[str], *, most_bytes: int) -> dict[str, WorkFile]:
+    """Return the matching regular files of an archive that arrives.
+
+    Args:
+        most_bytes: All files of the archive together; a file with holes can be larger than any disk.
+
+    Raises:
+        TooLarge: Its files are more or larger than that, or than what is kept.
+        TarError: It is not complete.
+        TimeoutError: It did not arrive in time.
+    """
     files: dict[str, WorkFile] = {}
     left = KEPT_MIB * _MIB
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
+    with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as archive:
         for member in archive:
+            most_bytes -= member.size
+            if most_bytes < 0:
+                raise TooLarge(f"the files are larger than the disk: {member.name!a} has {member.size} bytes")
             path = member.name.removeprefix("./")
             if not member.isreg() or not matches(path, patterns):
                 continue
@@ -359,6 +399,9 @@ def read_tar(stream: IO[bytes], patterns: Sequence[str]) -> dict[str, WorkFile]:
             content = archive.extractfile(member)
             assert content is not None, "it is a regular file"
             files[path] = WorkFile(content.read(), bool(member.mode & 0o100))
+        # tarfile takes an end between two members for the archive's, which has a block of zeros.
+        if stream.position < archive.offset + tarfile.BLOCKSIZE:
+            raise tarfile.ReadError("the archive is not complete")
     return files
 
 

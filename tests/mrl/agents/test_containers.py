@@ -5,6 +5,7 @@ MRL_CONTAINERS="podman IMAGE ARGUMENT..." names a command line, an image with Py
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import os
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from mrl.agents.sandboxes.command_wait import CommandOutput, wait_for_command
 from mrl.agents.sandboxes.containers import (
     ContainerSandbox,
     Docker,
+    TimedStream,
     container_arguments,
     exec_arguments,
     read_tar,
@@ -83,14 +86,47 @@ def test_only_regular_files_leave_an_archive(monkeypatch: pytest.MonkeyPatch) ->
     archive = containers._tar(files)
     with tarfile.open(fileobj=io.BytesIO(archive)) as members:
         assert [member.name for member in members] == list(files)
-    assert read_tar(io.BytesIO(archive), ["*"]) == {name: files[name] for name in ("a/b", "c")}
-    assert read_tar(io.BytesIO(archive), ["a/*"]).keys() == {"a/b"}
+    assert files_of(archive) == {name: files[name] for name in ("a/b", "c")}
+    assert files_of(archive, "a/*").keys() == {"a/b"}
     monkeypatch.setattr(containers, "KEPT_FILES", 1)
     with pytest.raises(TooLarge):
-        read_tar(io.BytesIO(archive), ["*"])
+        files_of(archive)
     monkeypatch.setattr(containers, "KEPT_MIB", 1)
     with pytest.raises(TooLarge):
-        read_tar(io.BytesIO(containers._tar({"large": WorkFile(bytes(2**20 + 1))})), ["*"])
+        files_of(containers._tar({"large": WorkFile(bytes(2**20 + 1))}))
+
+
+def test_an_archive_that_ends_early_is_no_smaller_one() -> None:
+    archive = containers._tar({"a": WorkFile(b"1"), "b": WorkFile(b"2")})
+    assert len(files_of(archive)) == 2
+    for size in (0, 100, 1024, 1100, 1536, 2048):  # 1024: between the members; 2048: before the end's zeros
+        with pytest.raises(tarfile.ReadError):
+            files_of(archive[:size], "a")
+
+
+def test_a_file_with_holes_is_not_read() -> None:
+    """Its zeros would arrive for years."""
+    member = tarfile.TarInfo("holes")
+    member.size = 2**60
+    with pytest.raises(TooLarge, match="holes"):
+        files_of(member.tobuf(), "other")
+
+
+def test_every_wait_for_a_container_has_a_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Here, no command about a container ends."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "docker").write_text('#!/bin/sh\n[ "$1" != run ] && exec sleep 600\necho; exec cat\n')
+    (tmp_path / "docker").chmod(0o755)
+    with Docker().open(image="x", mounts={}, limits=LIMITS, model=None) as sandbox:  # and its close
+        sandbox._limits = dataclasses.replace(LIMITS, boot_seconds=0.2)
+        with pytest.raises(SandboxLost, match=r"cannot be read: they did not arrive within 0\.2 s"):
+            sandbox.read(["*"])
+        with pytest.raises(SandboxLost, match="did not answer"):
+            sandbox.write({"a": WorkFile(b"1")})
+        with pytest.raises(SandboxLost, match="did not answer"):
+            sandbox.run(["true"], seconds=SECONDS)
+        with pytest.raises(SandboxLost, match=r"docker inspect did not end within 0\.2 s"):
+            sandbox._was_out_of_memory()
 
 
 @pytest.mark.parametrize(("code", "status"), [("exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)])
@@ -129,6 +165,13 @@ def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     (tmp_path / "docker").chmod(0o755)
     with pytest.raises(SandboxLost, match=r"did not boot.*no daemon here"):
         Docker().open(image="x", mounts={}, limits=LIMITS, model=None)
+
+
+def files_of(archive: bytes, pattern: str = "*") -> dict[str, WorkFile]:
+    with tempfile.TemporaryFile() as file:
+        file.write(archive)
+        file.seek(0)
+        return read_tar(TimedStream(file.fileno(), SECONDS), [pattern], most_bytes=2**30)
 
 
 def opened(model: Model | None = None) -> Sandbox:
