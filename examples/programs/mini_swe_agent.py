@@ -1,39 +1,40 @@
-"""mini-swe-agent, trained unchanged: it repairs repositories by shell commands; hidden tests are the reward.
+"""mini-swe-agent repairs repositories by shell commands in a sandbox; hidden tests in a fresh one judge.
 
-    mrl train MODEL.yaml examples/programs/mini_swe_agent.yaml
+    LITELLM_LOCAL_MODEL_COST_MAP=True mrl train MODEL.yaml examples/programs/mini_swe_agent.yaml
 
-needs a model that can use a shell, and the packages of `make programs`. The commands are not sandboxed.
+needs a model that can use a shell, and the packages of `make programs`. The variable avoids a download.
 """
 
-from __future__ import annotations
-
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
-from typing import Any
 
-from mrl.agents.environment import Model
+from minisweagent.agents.default import DefaultAgent
+from minisweagent.config import get_config_from_spec
+from minisweagent.environments.local import LocalEnvironment
+from minisweagent.models.litellm_model import LitellmModel
 
-REPAIRS = Path(__file__).parent / "repairs"
+from mrl.agents.sandboxes.providers import open_sandbox
+from mrl.agents.sandboxes.work_files import overlay, read_folder
 
 
-class Repair:
-    """Row: {"prompt": [...], "repository": "ledger"}. Reward 1 if tests that the agent never sees pass."""
+class Repair(LocalEnvironment):
+    """Task of mrl and environment of mini-swe-agent. Row: {"prompt": [...], "repository": "ledger"}."""
 
-    def __init__(self, command: list[str], env: dict[str, str]) -> None:
-        self.command, self.env = [sys.executable, *command], os.environ | env
+    def run(self, task, seed, model):
+        name, config = task["repository"], get_config_from_spec("mini.yaml")
+        folder = Path(__file__).parent / "repairs" / name
+        policy = {"model_name": f"openai/{model.name}", "cost_tracking": "ignore_errors", **config["model"]}
+        with open_sandbox() as self.sandbox:
+            self.sandbox.write(read_folder(folder / "repository"))
+            agent = DefaultAgent(LitellmModel(**policy), self, **config["agent"])
+            agent.run(task["prompt"][-1]["content"])
+            kept = self.sandbox.read([f"{name}/*"])
+        with open_sandbox() as fresh:  # it gets only the package of what the agent left
+            fresh.write(overlay(read_folder(folder / "hidden"), kept))
+            return float(fresh.run(["python3", "hidden_test.py"], seconds=60).status == 0)
 
-    def run(self, task: dict[str, Any], seed: int, model: Model) -> float:
-        name, words = task["repository"], ["-t", task["prompt"][-1]["content"]]
-        with tempfile.TemporaryDirectory() as work, tempfile.TemporaryDirectory() as grade:
-            shutil.copytree(REPAIRS / name / "repository", work, dirs_exist_ok=True)
-            subprocess.run([*self.command, *words], cwd=work, env=self.env, stdin=subprocess.DEVNULL)
-            # The tests run in a fresh folder that has only the package of what the agent left.
-            shutil.copytree(REPAIRS / name / "hidden", grade, dirs_exist_ok=True)
-            if Path(work, name).is_dir():
-                shutil.copytree(Path(work, name), Path(grade, name))
-            done = subprocess.run([sys.executable, "hidden_test.py"], cwd=grade, timeout=60)
-        return float(done.returncode == 0)
+    def execute(self, action, cwd="", *, timeout=None):
+        done = self.sandbox.run(["bash", "-c", action["command"]], seconds=60, env={"PAGER": "cat"})
+        error = f"killed after {done.seconds:.0f} s" if done.timed_out else ""
+        output = {"output": done.output, "returncode": done.status, "exception_info": error}
+        self._check_finished(output)
+        return output

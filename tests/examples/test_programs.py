@@ -34,8 +34,9 @@ def packages() -> None:
 
 @pytest.fixture(autouse=True)
 def root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The paths of configurations are relative."""
+    """The paths of configurations are relative, and nothing is downloaded."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
 def acted(name: str, content: str, turns: list[str], **row: Any) -> Sample:
@@ -68,19 +69,25 @@ def test_a_code_agents_program_is_run() -> None:
 
 
 @pytest.mark.parametrize("is_fixed", [True, False])
-def test_a_repository_is_repaired_by_shell_commands(is_fixed: bool) -> None:
+def test_a_repository_is_repaired_by_commands_in_a_sandbox(is_fixed: bool, tmp_path: Path) -> None:
+    """A command reaches no file of the machine, does not know the policy's key, and leaves no process."""
     row = json.loads((ROOT / PROGRAMS / "repairs/tasks.jsonl").read_text().splitlines()[0])
     patch = (ROOT / PROGRAMS / "repairs" / row["repository"] / "fix.patch").read_text()
     turns = [
         call("bash", command="ls"),
+        call("bash", command=f"touch {tmp_path}/file; env; sleep 600 &"),
+        call("bash", command="cat /proc/[0-9]*/cmdline | tr '\\0' ' '"),
         call("bash", command=f"patch -p1 <<'EOF'\n{patch}EOF\n" if is_fixed else "cat cache/store.py"),
-        call("bash", command="python -m unittest tests/test_cache.py"),
+        call("bash", command="python3 -m unittest tests/test_cache.py"),
         call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     ]
     sample = acted("mini_swe_agent", row["prompt"][0]["content"], turns, repository=row["repository"])
     assert sample.transcript is not None and not sample.branches
     observations = [turn.observation for turn in sample.transcript.turns]
-    assert "tests" in observations[0] and "Ran 3 tests" in observations[2]
+    assert "tests" in observations[0] and "Ran 3 tests" in observations[4]
+    assert not list(tmp_path.iterdir()) and "No such file" in observations[1]
+    assert "HOME=/tmp" in observations[1] and "API_KEY" not in observations[1]
+    assert "cat /proc" in observations[2] and "sleep 600" not in observations[2]
     assert reward_of(sample) == float(is_fixed)
 
 
