@@ -1,12 +1,10 @@
 """Environments on a server in OpenEnv's form, one session per episode.
 
-- ws://, wss:// (`/ws`): {"type": "reset", "data": {"seed"}}, {"type": "step", "data": action}; the answer is
-  {"type": "observation", "data": ...}, or {"type": "error", "data": {"code", "message"}}
-- http://, https://: POST `/reset` {"seed"}, POST `/step` {"action"}; the answer is ...
-
-`...` is {"observation": {...}, "reward": a number or null, "done": true or false}. Source: OpenEnv 0.10's
-core/env_server, which over HTTP makes a new environment for each request; WebSockets have sessions. An action
-that does not fit the server's schema (VALIDATION_ERROR) is the policy's mistake.
+Messages are {"type": "reset", "data": {"seed"}} and {"type": "step", "data": action}. The answer is {"type":
+"observation", "data": {"observation": {...}, "reward": a number or null, "done": true or false}}, or {"type":
+"error", "data": {"code", "message"}}. Source: OpenEnv 0.10's core/env_server. Its HTTP requests are not used:
+each gets an environment of its own there. An action that does not fit the server's schema (VALIDATION_ERROR)
+is the policy's mistake.
 
 Only the configured address is contacted: no redirect is followed, no proxy is used, and nothing of a row or
 of the policy's text becomes part of it. Any other response, or none, is an infrastructure failure."""
@@ -17,23 +15,16 @@ import contextlib
 import json
 import socket
 import ssl
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from mrl.agents.environment import Step, ToolFailed, Unreachable
 from mrl.agents.tool_calls import ToolCall
 from mrl.errors import ConfigError
 from mrl.rewards.visible import visible_text
 
-_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
-
-
-class _Server(Protocol):
-    def ask(self, operation: str, content: Mapping[str, Any]) -> Any: ...
-    def close(self) -> None: ...
+_PORTS = {"ws": 80, "wss": 443}
 
 
 class Remote:
@@ -64,17 +55,17 @@ class Remote:
             or parts.fragment
         ):
             raise ConfigError(
-                f"agent.options.url = {url!r} must be an http, https, ws or wss address: host, port and path"
+                f"agent.options.url = {url!r} must be a ws or wss address: host, port and path (OpenEnv's is "
+                "/ws)"
             )
         self._parts, self._action, self._observation = parts, action, observation
         self._columns = tuple(columns)
         self._seconds, self._max_bytes = seconds, max_kib * 1024
-        self._server: _Server | None = None
+        self._session: _Session | None = None
 
     def reset(self, task: dict[str, Any], seed: int) -> str:
         """Return the first observation. Raise Unreachable if there is none."""
-        kind = _Http if self._parts.scheme.startswith("http") else _WebSocket
-        self._server = kind(self._parts, self._seconds, self._max_bytes)
+        self._session = _Session(self._parts, self._seconds, self._max_bytes)
         columns = {name: task[name] for name in self._columns}
         return self._shown(self._request("reset", {**columns, "seed": seed}))
 
@@ -85,12 +76,12 @@ class Remote:
 
     def close(self) -> None:
         """End the session."""
-        if self._server is not None:
-            self._server.close()
+        if self._session is not None:
+            self._session.close()
 
     def _request(self, operation: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._server is not None, "reset comes first"
-        answer = self._server.ask(operation, content)
+        assert self._session is not None, "reset comes first"
+        answer = self._session.ask(operation, content)
         if not isinstance(answer, dict) or "observation" not in answer:
             raise Unreachable(f"{self._parts.geturl()}: no observation in the answer {str(answer)[:100]}")
         return answer
@@ -102,36 +93,7 @@ class Remote:
         return seen if isinstance(seen, str) else json.dumps(seen)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *arguments: Any) -> None:
-        return None  # so that the response is an HTTPError
-
-
-class _Http:
-    def __init__(self, parts: urllib.parse.SplitResult, seconds: float, max_bytes: int) -> None:
-        self._url, self._seconds, self._max_bytes = parts.geturl().rstrip("/"), seconds, max_bytes
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
-
-    def ask(self, operation: str, content: Mapping[str, Any]) -> Any:
-        body = content if operation == "reset" else {"action": content}
-        request = urllib.request.Request(
-            f"{self._url}/{operation}",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-            method="POST",
-        )
-        try:
-            with self._opener.open(request, timeout=self._seconds) as response:
-                data = response.read(self._max_bytes + 1)
-        except (urllib.error.URLError, OSError, ValueError) as error:
-            raise Unreachable(f"{request.full_url}: {error}") from error
-        return _json(data, self._max_bytes, request.full_url)
-
-    def close(self) -> None:
-        """Do nothing: there is no session."""
-
-
-class _WebSocket:
+class _Session:
     def __init__(self, parts: urllib.parse.SplitResult, seconds: float, max_bytes: int) -> None:
         from websockets.sync.client import connect
 

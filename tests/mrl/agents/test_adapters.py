@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import threading
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from websockets.sync.server import Server, serve
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+from websockets.sync.server import Server, ServerConnection, serve
 
 from mrl.agents.adapters.gymnasium import Gymnasium
 from mrl.agents.adapters.remote import Remote
@@ -56,31 +57,6 @@ def test_a_gymnasium_environment_is_played(options: dict[str, Any], turns: list[
     env.close()
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
-    received: list[tuple[str, Any]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.received.append((self.path, body))
-        kind, _, operation = self.path[1:].rpartition("/")
-        if kind == "elsewhere":
-            self.send_response(307)
-            self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/good/{operation}")
-            self.end_headers()
-            return
-        reply = {"observation": {"text": f"{operation}: {json.dumps(body)}"}, "reward": 0.5, "done": False}
-        data = {"huge": b"x" * 300_000, "text": b"not JSON", "other": b"[1]"}.get(kind) or json.dumps(
-            reply
-        ).encode()
-        self.send_response(500 if kind == "broken" else 200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
-
 @contextlib.contextmanager
 def served(server: Any) -> Iterator[None]:
     thread = threading.Thread(target=server.serve_forever)
@@ -92,49 +68,39 @@ def served(server: Any) -> Iterator[None]:
         thread.join(30)
 
 
-@pytest.fixture(scope="module")
-def http_server() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server, served(server):
-        yield f"http://127.0.0.1:{server.server_port}"
-
-
-def test_an_episode_over_http(http_server: str) -> None:
-    env = Remote(http_server + "/good", observation="text")
-    assert env.reset({"url": "http://elsewhere"}, 3) == 'reset: {"seed": 3}'
-    step = env.step("<think>no</think>hello", [])
-    assert step.observation == 'step: {"action": {"message": "hello"}}'
-    assert (step.reward, step.done) == (0.5, False)
-    env.close()
-
-
 @pytest.mark.parametrize("kind", ["elsewhere", "huge", "text", "other", "broken"])
-def test_a_server_that_answers_otherwise_is_unreachable(http_server: str, kind: str) -> None:
-    before = len(Answers.received)
-    with pytest.raises(Unreachable, match=kind):
-        Remote(f"{http_server}/{kind}").reset({}, 0)
-    assert [path for path, _ in Answers.received[before:]] == [f"/{kind}/reset"], "only the address was asked"
+def test_a_server_that_answers_otherwise_is_unreachable(kind: str) -> None:
+    paths = []
+
+    def handshake(connection: ServerConnection, request: Request) -> Response | None:
+        paths.append(request.path)
+        if kind == "elsewhere":
+            return Response(307, "Elsewhere", Headers({"Location": "/good"}))
+        return connection.respond(500, "") if kind == "broken" else None
+
+    def session(connection: ServerConnection) -> None:
+        for _ in connection:
+            connection.send({"huge": "x" * 300_000, "text": "not JSON"}.get(kind, "[1]"))
+
+    with serve(session, "127.0.0.1", 0, process_request=handshake) as server, served(server):
+        env = Remote(f"ws://127.0.0.1:{server.socket.getsockname()[1]}/{kind}")
+        with pytest.raises(Unreachable, match=kind):
+            env.reset({}, 0)
+    assert paths == [f"/{kind}"], "only the address was asked"
 
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "file:///etc/passwd",
-        "example.org",
-        "http://",
-        "http://me:word@host",
-        "ftp://host/x",
-        "http://host/?a=b",
-    ],
+    ["file:///etc/passwd", "example.org", "ws://", "ws://me:word@host", "http://host/ws", "ws://host/?a=b"],
 )
 def test_only_an_address_is_taken(url: str) -> None:
-    with pytest.raises(ConfigError, match="must be an http"):
+    with pytest.raises(ConfigError, match="must be a ws or wss address"):
         Remote(url)
 
 
 def test_no_server_is_unreachable() -> None:
-    for url in ("http://127.0.0.1:9", "ws://127.0.0.1:9/ws"):
-        with pytest.raises(Unreachable):
-            Remote(url, seconds=5.0).reset({}, 0)
+    with pytest.raises(Unreachable):
+        Remote("ws://127.0.0.1:9/ws", seconds=5.0).reset({}, 0)
 
 
 @pytest.fixture
