@@ -2,6 +2,9 @@
 
 A failure that the policy cannot have caused, of an engine, of the program or of its process, restarts the
 program, at most `rules.retries` times; then the trajectory has no reward. A resumed run starts programs anew.
+
+A program that ends well without a turn of the policy would do so again, so it is not restarted. If no program
+had one before, the programs do not find the policy: that ends the run.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 from mrl.agents.answer import EnvironmentFault, EnvironmentResult
 from mrl.agents.environment_client import EnvironmentClient, OpenEnvironment
 from mrl.agents.episode import EndedBy, Limits
+from mrl.errors import ConfigError
 from mrl.gateway.server import Gateway
 from mrl.gateway.session import ModelSession
 from mrl.gateway.templates import Templates
@@ -27,15 +31,17 @@ _OWN_FAULTS = (EnvironmentFault.RAISED, EnvironmentFault.EXITED)
 _MAX_REASON = 600
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class ProgramRules:
-    """Settings that the programs of a domain share."""
+    """Settings that the programs of a domain share, and what is known of them."""
 
     environment: str
     """Key of the program (`AgentSection.environments`)."""
     templates: Templates
     limits: Limits
     retries: int
+    find_policy: bool = False
+    """Whether a request of one of them has reached the policy, in this process."""
 
 
 async def program_rollout(
@@ -47,11 +53,16 @@ async def program_rollout(
     request: GenerationRequest,
     run_seed: int,
 ) -> None:
-    """Run a program to its end; its conversations become the trajectory's sample."""
+    """Run a program to its end; its conversations become the trajectory's sample.
+
+    Raises:
+        ConfigError: Programs do not find the policy.
+    """
     trajectory.is_program = True
     attempt = 0
 
     def on_wait(waits: bool) -> None:
+        rules.find_policy = True
         trajectory.waits_for = ENGINE if waits else ENVIRONMENT
 
     while True:
@@ -81,6 +92,14 @@ async def program_rollout(
             answer = await _result(environment, session)
         attempt = session.attempt
         ended_by, reason = _end(session, answer)
+        if _is_silent(session, answer):
+            if not rules.find_policy:
+                raise ConfigError(
+                    f"{rules.environment}: {reason}. No program has had one yet. Programs find the policy by "
+                    "OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and its key by OPENAI_API_KEY or "
+                    f"ANTHROPIC_API_KEY; make this one use them (prompt {trajectory.prompt.index})"
+                )
+            break
         if not ended_by.is_infrastructure_failure or trajectory.faults >= rules.retries:
             break
         trajectory.faults += 1
@@ -123,9 +142,16 @@ def _end(session: ModelSession, answer: EnvironmentResult) -> tuple[EndedBy, str
     if answer.fault is not None:
         assert answer.ended_by is not None, "a fault ends the episode"
         return answer.ended_by, answer.reason
-    if not session.conversations.turns:
-        return EndedBy.ENV_CRASHED, "the program ended without a request to the model"
-    return EndedBy.ENV_DONE, str(answer.info.get("reason", ""))[:_MAX_REASON]
+    reason = str(answer.info.get("reason", ""))[:_MAX_REASON]
+    if _is_silent(session, answer):
+        without = "the program ended without an answered request to the model"
+        return EndedBy.ENV_CRASHED, f"{without} ({reason})" if reason else without
+    return EndedBy.ENV_DONE, reason
+
+
+def _is_silent(session: ModelSession, answer: EnvironmentResult) -> bool:
+    """Return True if a program ended well without a turn of the policy."""
+    return answer.fault is None and session.ended_by is None and not session.conversations.turns
 
 
 def _rewarded(sample: Sample, answer: EnvironmentResult) -> Sample:

@@ -14,6 +14,7 @@ from mrl.agents.environment_limits import Deadlines
 from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.episode import Limits
 from mrl.agents.pool import EnvironmentWorkers
+from mrl.errors import ConfigError
 from mrl.gateway.server import Gateway
 from mrl.gateway.templates import Templates
 from mrl.rewards.kinds.environment_return import return_of
@@ -38,13 +39,19 @@ class LosingPolicy(ScriptedPolicy):
 
 
 def rolled_out(
-    does: str, tmp_path: Path, *, kind: type[ScriptedPolicy] = ScriptedPolicy, retries: int = 1, **task: Any
+    does: str,
+    tmp_path: Path,
+    *,
+    kind: type[ScriptedPolicy] = ScriptedPolicy,
+    retries: int = 1,
+    rules: ProgramRules | None = None,
+    **task: Any,
 ) -> tuple[Trajectory, Sample, ScriptedPolicy, list[str]]:
     """Run a program to its end; return also the policy and what each of its runs did."""
     counts, tokenizer = tmp_path / "counts", chat_tokenizers.qwen()
     numbers = iter(range(100))
     policy = kind(tokenizer, lambda context: "long " * 99 if "ramble" in context else f"turn {next(numbers)}")
-    rules = ProgramRules("programs", Templates(tokenizer), LIMITS, retries)
+    rules = rules or ProgramRules("programs", Templates(tokenizer), LIMITS, retries)
     prompt = Prompt(5, np.array([1], np.int32), "?", None, metadata={"does": does, **task})
     trajectory = Trajectory.of(prompt, 0)
     request = GenerationRequest(trajectory.name, prompt.tokens, 0, 1)
@@ -110,7 +117,6 @@ def test_rewards_may_come_from_elsewhere(tmp_path: Path) -> None:
         ("raises", "env_crashed", "ValueError: a mistake of the program"),
         ("dies", "env_crashed", "status 3"),
         ("hangs", "env_deadline", "agent.run_seconds"),
-        ("says_nothing", "env_crashed", "without a request to the model"),
     ],
 )
 def test_what_is_not_the_policys_fault_is_tried_again_and_never_scored(
@@ -119,6 +125,24 @@ def test_what_is_not_the_policys_fault_is_tried_again_and_never_scored(
     trajectory, sample, _, runs = rolled_out(does, tmp_path, seconds=3 if does == "hangs" else 60)
     assert (end_of(sample)[0], sample.status, runs) == (ended_by, Status.FAILED, [does] * 2)
     assert reason in end_of(sample)[1] and trajectory.faults == 1 and not sample.has_reward
+
+
+def test_programs_that_do_not_find_the_policy_end_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"programs: the program ended without .* OPENAI_BASE_URL"):
+        rolled_out("says_nothing", tmp_path)
+    assert (tmp_path / "counts").read_text() == "says_nothing\n", "it was started again"
+
+
+def test_one_program_without_a_turn_has_no_reward_and_is_not_tried_again(tmp_path: Path) -> None:
+    rules = ProgramRules("programs", Templates(chat_tokenizers.qwen()), LIMITS, retries=1)
+    rolled_out("scores", tmp_path, rules=rules)
+    trajectory, sample, _, runs = rolled_out("says_nothing", tmp_path, rules=rules)
+    assert (end_of(sample)[0], sample.status, runs) == (
+        "env_crashed",
+        Status.FAILED,
+        ["scores", "says_nothing"],
+    )
+    assert trajectory.faults == 0 and not sample.has_reward
 
 
 def test_a_second_try_counts(tmp_path: Path) -> None:
