@@ -197,7 +197,9 @@ class BubblewrapSandbox(Sandbox):
                 kill=lambda: _kill(process, first),
                 exceeds=memory,
             )
-            # Bubblewrap may end a moment before the last of its namespace's processes.
+            # Bubblewrap may end a moment before the last of its namespace's processes. Killed at its start
+            # (for memory), it leaves them running.
+            _kill_first(first)
             if not select.select([first], [], [], _END_SECONDS)[0]:
                 raise SandboxLost("processes of a command did not end when they were killed")
             with contextlib.suppress(ChildProcessError):  # reaped by bubblewrap
@@ -514,9 +516,13 @@ def _memory_kib(pid: int) -> int:
 
 def _kill(process: subprocess.Popen[bytes], first: int) -> None:
     """Kill a command's first process, which ends all others; bubblewrap then ends by itself."""
+    _kill_first(first)
+    wait_or_kill(process, _END_SECONDS)
+
+
+def _kill_first(first: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(first, signal.SIGKILL)
-    wait_or_kill(process, _END_SECONDS)
 
 
 def _end(holder: subprocess.Popen[bytes]) -> None:

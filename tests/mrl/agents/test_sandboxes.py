@@ -207,6 +207,26 @@ while len([name for name in os.listdir('/work') if name.isdigit()]) < 4: time.sl
         assert before.output == after.output and "python" not in after.output
 
 
+def test_nothing_remains_of_a_command_whose_bubblewrap_is_killed_at_its_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Until its mounts are made, the command's first process does not end with bubblewrap."""
+
+    def kill(process: subprocess.Popen[bytes], *_: object, **__: object) -> bool:
+        process.kill()
+        return process.wait() == 0
+
+    monkeypatch.setattr(bubblewrap, "wait_for_command", kill)
+    mounts = {}
+    for number in range(500):
+        (tmp_path / str(number)).mkdir()
+        mounts[str(tmp_path / str(number))] = f"/mounts/{number}"
+    with open_sandbox(mounts=mounts, limits=LIMITS) as sandbox:
+        with pytest.raises(SandboxLost, match="could not run a command"):
+            sandbox.run(["sleep", "600"], seconds=SECONDS)
+        assert not [child for child in psutil.Process().children() if child.name() == "bwrap"]
+
+
 def test_nothing_of_a_sandbox_remains() -> None:
     """Neither after its close, nor after the death of the process that opened it."""
     seconds = str(1_000_000 + os.getpid())  # no other test's
