@@ -93,8 +93,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Train mixture-of-experts language models with reinforcement learning: Megatron trains, "
         "vLLM generates.",
         epilog="`mrl settings` lists all settings; README.md shows a first run. Exit codes: 0 done; 1 "
-        "failed, or a check did not pass; 2 bad input; 4 done, but nothing learned; 99 stopped, to be queued "
-        "again; 128 + n stopped by signal n (130: Ctrl-C).",
+        "failed, or a check did not pass; 2 bad input; 4 done, but every advantage was 0; 99 stopped, to be "
+        "queued again; 128 + n stopped by signal n (130: Ctrl-C).",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -11,7 +11,7 @@ EXITS = ("0 done", "1 failed", "2 bad input")
 _STOPPED = ("99 stopped by SIGUSR1, to be queued again", "128 + n stopped by signal n (130: Ctrl-C)")
 _QUICK, _RUN = "configs/quickstart.yaml", "runs/quickstart"
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "train": (f"train {_QUICK} loop.steps=20", *EXITS, "4 done, but nothing learned", *_STOPPED),
+    "train": (f"train {_QUICK} loop.steps=20", *EXITS, "4 done, but every advantage was 0", *_STOPPED),
     "tune": ("tune configs/quickstart.yaml configs/tune_dpo.yaml", *EXITS, *_STOPPED),
     "make": ("make arithmetic --out data/arithmetic",),
     "data": (f"data {_QUICK}",),

@@ -33,7 +33,9 @@ def add_inspection_to(commands) -> None:
 
 
 def _train_command(commands) -> None:
-    train = config_command(commands, "train", _train, "start or resume a training run")
+    train = config_command(
+        commands, "train", _train, "start a training run, or resume it from its last checkpoint"
+    )
     train.add_argument(
         "--dry-run",
         action="store_true",

@@ -24,7 +24,9 @@ def _report_command(commands) -> None:
     report.add_argument("folder", nargs="+", help="run folder, or several to compare")
     report.add_argument("--out", help="file to write; report.html in the first folder by default")
     report.add_argument("--text", action="store_true", help="only print the curves; write no HTML file")
-    report.add_argument("--steps", help="show only samples of steps FIRST-LAST, e.g. 100-120, or of one step")
+    report.add_argument(
+        "--steps", help="show samples of these steps alone, FIRST-LAST or one; curves have all"
+    )
     report.add_argument(
         "--megabytes",
         type=float,

@@ -33,7 +33,8 @@ def merge(
 ) -> tuple[dict[str, Any], Origins]:
     """Merge files, and mappings of the same form, left to right, then all overrides at once.
 
-    Later values win, mappings are merged, lists are replaced. After `a=null` nothing of an earlier `a` is left.
+    Later values win, mappings are merged, lists are replaced. An override `a=null` leaves nothing of an
+    earlier `a`.
 
     Args:
         choices: Dotted paths of mappings in which one key decides what the others mean, with that key and its

@@ -11,6 +11,7 @@ from mrl.trajectories.remote_rollouts import RemoteGroup, RemoteWorker, WorkerEn
 from tests.mrl.loops.worker_worlds import Driven, WorkerWorld
 
 
+@pytest.mark.timeout(1800)  # 3,000 worlds take eight minutes of a processor
 @pytest.mark.parametrize("count", [80, pytest.param(3000, marks=pytest.mark.slow)])
 def test_every_world_of_workers_keeps_its_promises(count: int) -> None:
     trained = lost = killed = 0
