@@ -77,7 +77,9 @@ class Family:
     }
     """Megatron's settings of the routing."""
     prediction_layers: ClassVar[str] = ""
-    """Key of the number of multi-token-prediction layers, which follow the model's own."""
+    """Key of the number of draft heads (multi-token prediction), layers that follow the model's own."""
+    draft_copies: ClassVar[Mapping[str, str]] = {}
+    """End of a draft head's tensor name -> the model's tensor that it is a copy of, as engines assume."""
     fewest_experts_per_token: ClassVar[int] = 1
     """Minimum of experts per token in training."""
     implemented: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -102,8 +104,8 @@ class Family:
     """Prefixes of folder tensors that are not trained or served; an export copies them unchanged."""
     engine_class: ClassVar[str] = ""
     """vLLM's class of the text model, if folders name the class of a multimodal one."""
-    exported: ClassVar[Mapping[str, Any]] = {}
-    """Keys of config.json that an export changes, because of what is not trained."""
+    without_drafts: ClassVar[Mapping[str, Any]] = {}
+    """Keys of config.json that an export without draft heads changes, if it has them."""
 
     # What config.json means
 
@@ -137,8 +139,9 @@ class Family:
         """Return the inner width of the shared experts, which are one MLP; 0 without."""
         return 0
 
-    def untrained_prefixes(self, hf: HfConfig) -> tuple[str, ...]:
-        """Return prefixes of checkpoint tensors that may exist but are not trained, served or exported."""
+    def draft_prefixes(self, hf: HfConfig) -> tuple[str, ...]:
+        """Return prefixes of the tensors of draft heads, which a folder may have. They are not trained or
+        served; an export copies them."""
         numbers = range(hf.get(self.prediction_layers) or 0)
         return tuple(f"model.layers.{field(hf, 'num_hidden_layers') + number}." for number in numbers)
 

@@ -26,7 +26,7 @@ def computed_from(family: Family, hf: HfConfig) -> dict[str, Any]:
 
 def _read_keys(family: Family, hf: HfConfig) -> set[str]:
     noted = RecordingConfig(hf)
-    for read in (family.unsupported, family.untrained_prefixes, family.transformer_fields, family.rotary):
+    for read in (family.unsupported, family.draft_prefixes, family.transformer_fields, family.rotary):
         read(noted)
     for number in range(field(noted, "num_hidden_layers")):
         family.layer(noted, number, TRAINER, range(0))

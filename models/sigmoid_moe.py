@@ -1,15 +1,14 @@
 """Share what DeepSeek-V3 (arXiv 2412.19437) and GLM-4.5 (arXiv 2508.06471) have in common.
 
-Dense first layers, experts chosen by sigmoid scores plus correction biases, shared experts, and prediction
-layers that are neither trained nor served. A family's file adds the rest, above all its attention. This
-module imports no engine.
+Dense first layers, experts chosen by sigmoid scores plus correction biases, shared experts, and draft heads.
+A family's file adds the rest, above all its attention. This module imports no engine.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from mrl.models.family import Family
+from mrl.models.family import EMBEDDING, HEAD, Family
 from mrl.models.hf_config import HfConfig, field
 
 SIGMOID = {
@@ -29,7 +28,8 @@ class SigmoidMoe(Family):
     expert_count_keys = ("n_routed_experts", "num_local_experts")
     fewest_experts_per_token = 2
     implemented = {"norm_topk_prob": (True,)}
-    exported = {"num_nextn_predict_layers": 0}
+    draft_copies = {"embed_tokens.weight": EMBEDDING, "shared_head.head.weight": HEAD}
+    without_drafts = {"num_nextn_predict_layers": 0}
 
     def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
         """Return True if a layer has experts, by `first_k_dense_replace` and `moe_layer_freq`."""

@@ -1,7 +1,7 @@
 """MiniMax-M2: norms over all heads of queries and of keys, half of each head rotated, experts in every layer,
 sigmoid routing with correction biases.
 
-Source: transformers 5.19, models/minimax_m2. The multi-token-prediction layers are not trained or served.
+Source: transformers 5.19, models/minimax_m2. Draft heads are not trained or served.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MiniMaxM2(ProjectionNormed):
         "router_jitter_noise": (None, 0),
     }
     harmless = ("use_mtp", "mtp_transformer_layers", "shared_moe_mode")
-    exported = {"num_mtp_modules": 0, "use_mtp": False}
+    without_drafts = {"num_mtp_modules": 0, "use_mtp": False}
 
     def unsupported(self, hf: HfConfig) -> list[str]:
         problems = super().unsupported(hf)

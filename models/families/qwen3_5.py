@@ -38,7 +38,7 @@ class Qwen35(Qwen3Next):
         "language_model_only",
     )  # fmt: skip
     rope_kinds = ("default",)
-    exported = {"mtp_num_hidden_layers": 0}
+    without_drafts = {"mtp_num_hidden_layers": 0}
     copied_prefixes = ("model.visual.",)
 
     def is_moe_layer(self, hf: HfConfig, number: int) -> bool:

@@ -1,7 +1,7 @@
 """Qwen3-Next: most layers are gated delta nets, the others gated attention; norms except the delta nets'
 store their factor minus 1.
 
-Source: transformers 5.19, models/qwen3_next. The multi-token-prediction layer is not trained or served.
+Source: transformers 5.19, models/qwen3_next. The draft head is not trained or served.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Qwen3Next(Qwen3Moe):
     partial_rotary = True
     output_gate = True
     layer_kinds = ("linear_attention", "full_attention")
-    harmless = (*Qwen3Moe.harmless, "full_attention_interval")
+    harmless = (*Qwen3Moe.harmless, "full_attention_interval", "num_nextn_predict_layers")
+    without_drafts = {"num_nextn_predict_layers": 0}
 
     def is_delta_net(self, hf: HfConfig, number: int) -> bool:
         """Return True for a delta net, by `layer_types` or all but every `full_attention_interval`-th."""
@@ -38,8 +39,7 @@ class Qwen3Next(Qwen3Moe):
     def shared_width(self, hf: HfConfig) -> int:
         return hf.get("shared_expert_intermediate_size") or 0
 
-    def untrained_prefixes(self, hf: HfConfig) -> tuple[str, ...]:
-        """Return the prefix of the multi-token-prediction layer."""
+    def draft_prefixes(self, hf: HfConfig) -> tuple[str, ...]:
         return ("mtp.",)
 
     def require_layout(self, hf: HfConfig, layout: Layout) -> None:

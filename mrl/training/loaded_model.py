@@ -93,9 +93,7 @@ class LoadedModel:
             )
         untrained = read_values.load_folder(path, self.family, hf_config, targets)
         if untrained and self.place.rank == 0 and not self.has_value_head:
-            prefixes = ", ".join(
-                (*self.family.untrained_prefixes(self.hf_config), *self.family.copied_prefixes)
-            )
+            prefixes = ", ".join((*self.family.draft_prefixes(self.hf_config), *self.family.copied_prefixes))
             log.warning("%s: %d tensors under %s are not trained", path, len(untrained), prefixes)
 
     @property

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,16 +21,21 @@ from safetensors.torch import save_file
 
 from mrl.errors import CheckpointError, ConfigError
 from mrl.files import commit_folder, start_folder, sync, usual_mode, write_durably
+from mrl.models import int4
 from mrl.models.families import family_of
+from mrl.models.family import EMBEDDING, Family
 from mrl.models.folder_format import FolderFormat, FolderTensor
 from mrl.models.hf_config import QUANTIZATION, HfConfig
 from mrl.models.stored_names import VOCABULARY, StoredBox, stored_boxes
+from mrl.models.tensors import CheckpointTensor
+from mrl.reward_labels import has_score
 from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint
 from mrl.training.hf.adapted import AdaptedWeights
 from mrl.training.hf.hf_folder import read_config, tensor_files
 from mrl.training.hf.read_values import describe_tensors, read_whole
 from mrl.training.hf.reward_model_folder import ABOUT, RewardFolder
 
+log = logging.getLogger(__name__)
 FILE_BYTES = 5_000_000_000
 """Largest safetensors file, unless one tensor is larger; the Hugging Face libraries' default."""
 INDEX = "model.safetensors.index.json"
@@ -52,8 +58,10 @@ class ShardFiles:
     """Tensors of a folder, by file."""
 
     tensors: dict[str, FolderTensor]
-    copied_unchanged: dict[str, Path]
-    """Tensors copied unchanged from a source -> the source's file."""
+    carried: dict[str, Path]
+    """Tensors copied from a source, with their scales -> the source's file."""
+    no_drafts: str
+    """Why the export has no draft heads; empty if it has the source's, or a source without any."""
     split: StateDictSplit
 
     @property
@@ -77,20 +85,53 @@ def plan_files(source: Path, hf_config: HfConfig, *, dtype: str, file_bytes: int
     """Plan the files of an export in `dtype` (torch spelling) from config.json and tensor names in `source`,
     if any. Reads no weights. Raise ConfigError if it lacks tensors that an export carries along."""
     family, stored = family_of(hf_config), _files_of(source)
-    carried = {name: file for name, file in stored.items() if name.startswith(family.copied_prefixes)}
-    if "vision_config" in hf_config and not carried:
+    images = {name: file for name, file in stored.items() if name.startswith(family.copied_prefixes)}
+    if "vision_config" in hf_config and not images:
         raise ConfigError(
             f"{source} has no tensors under {', '.join(family.copied_prefixes)}, which its config.json "
             "describes and an export carries along; download them again"
         )
+    drafts, no_drafts = _drafts(family, hf_config, stored)
     checkpoint = family.checkpoint_tensors(hf_config, dtype=dtype)
+    copies = _copies_in_drafts(family, checkpoint, drafts)
+    carried = images | {name: file for name, file in drafts.items() if name not in copies}
     folder_tensors = [
         *FolderFormat.of(stored).tensors(checkpoint),
-        *FolderFormat().tensors(describe_tensors(carried)),
+        *FolderFormat().tensors(describe_tensors(carried, dtype)),
     ]
-    tensors = {tensor.name: tensor for tensor in folder_tensors}
+    tensors = {tensor.name: tensor for tensor in folder_tensors} | copies
     shapes = {name: _empty(tensor, device="meta") for name, tensor in tensors.items()}
-    return ShardFiles(tensors, carried, split_torch_state_dict_into_shards(shapes, max_shard_size=file_bytes))
+    split = split_torch_state_dict_into_shards(shapes, max_shard_size=file_bytes)
+    return ShardFiles(tensors, carried, no_drafts, split)
+
+
+def _drafts(family: Family, hf_config: HfConfig, stored: Mapping[str, Path]) -> tuple[dict[str, Path], str]:
+    """Return the tensors of the source's draft heads that an export carries along, and why there are none
+    (ShardFiles.no_drafts)."""
+    prefixes = family.draft_prefixes(hf_config)
+    drafts = {name: file for name, file in stored.items() if name.startswith(prefixes)}
+    if drafts and has_score(hf_config):
+        return {}, "a reward model has none"
+    if any(name.endswith(int4.SUFFIXES) for name in drafts):
+        return {}, "the source has them in int4, which an export does not have"
+    described = any(hf_config.get(key) for key in family.without_drafts)
+    if described and not drafts:
+        return {}, f"its config.json has {', '.join(family.without_drafts)}, but its files have none"
+    return drafts, ""
+
+
+def _copies_in_drafts(
+    family: Family, checkpoint: Sequence[CheckpointTensor], drafts: Iterable[str]
+) -> dict[str, FolderTensor]:
+    """Return those tensors of draft heads that are copies of the model's, which training changes."""
+    model = {tensor.name: tensor for tensor in checkpoint}
+    ends = {end: model.get(name, model[EMBEDDING]) for end, name in family.draft_copies.items()}
+    return {
+        name: FolderTensor(name, ((ends[end],),))
+        for name in drafts
+        for end in ends
+        if name.endswith(f".{end}")
+    }
 
 
 def _files_of(source: Path) -> dict[str, Path]:
@@ -128,11 +169,14 @@ def export_checkpoint(
     partial = start_folder(out)
     try:
         for name, tensors in files.members.items():
-            _write_file(partial / name, tensors, weights, files.copied_unchanged)
+            _write_file(partial / name, tensors, weights, files.carried, getattr(torch, dtype))
         if files.split.is_sharded:
             index = {"metadata": files.split.metadata, "weight_map": files.split.tensor_to_filename}
             write_durably(partial / INDEX, json.dumps(index, indent=2).encode())
-        copy_side_files(source, partial, dtype=dtype, changes=family_of(hf_config).exported, added=added)
+        if files.no_drafts:
+            log.warning("%s: exported without draft heads: %s", source, files.no_drafts)
+        changes = family_of(hf_config).without_drafts if files.no_drafts else {}
+        copy_side_files(source, partial, dtype=dtype, changes=changes, added=added)
         if reward_model is not None:
             write_durably(partial / ABOUT, (json.dumps(reward_model.about, indent=2) + "\n").encode())
         if card is not None:
@@ -201,15 +245,24 @@ def _require_same_elements(
 
 
 def _write_file(
-    path: Path, tensors: Sequence[FolderTensor], weights: Weights, carried: Mapping[str, Path]
+    path: Path,
+    tensors: Sequence[FolderTensor],
+    weights: Weights,
+    carried: Mapping[str, Path],
+    dtype: torch.dtype,
 ) -> None:
     """Fill one file's tensors and write them. They are the only weights in memory, one of them twice if the
     folder stores it transposed (a stack of gpt-oss)."""
     trained = [tensor for tensor in tensors if tensor.name not in carried]
     values = {tensor.name: _empty(tensor) for tensor in trained}
-    weights.fill({k: part for tensor in trained for k, part in tensor.split(values[tensor.name]).items()})
+    parts = [(k, part) for t in trained for k, part in t.split(values[t.name]).items()]
+    first = dict(reversed(parts))
+    weights.fill(first)
+    for name, part in parts:
+        if part is not first[name]:  # a copy in a draft head
+            part.copy_(first[name])
     stored = {tensor.name: tensor.as_stored(values.pop(tensor.name)).contiguous() for tensor in trained}
-    stored |= read_whole({t.name: carried[t.name] for t in tensors if t.name in carried})
+    stored |= read_whole(carried, [t.name for t in tensors if t.name in carried], dtype)
     try:
         with usual_mode(path):
             save_file(stored, path, metadata={"format": "pt"})

@@ -98,7 +98,7 @@ def check_files(
         expected,
         folder=folder,
         tied=bool(hf_config.get("tie_word_embeddings", False)),
-        untrained=(*family.untrained_prefixes(hf_config), *family.copied_prefixes),
+        untrained=(*family.draft_prefixes(hf_config), *family.copied_prefixes),
     )
     return files, left_out
 

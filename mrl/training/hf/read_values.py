@@ -23,7 +23,7 @@ from mrl.models.folder_format import FolderFormat, FolderLocation
 from mrl.models.hf_config import HfConfig
 from mrl.models.kernels import float8
 from mrl.models.kernels.mxfp4 import dequantise_microscaled
-from mrl.models.tensors import BLOCK, CheckpointTensor, LocalTensor, TensorSlice
+from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor, LocalTensor, TensorSlice
 from mrl.resharding.planner.boxes import Box
 from mrl.training.hf.hf_folder import (
     check_files,
@@ -96,20 +96,36 @@ def _stored_boxes(
                 yield index, values
 
 
-def describe_tensors(files: Mapping[str, Path]) -> list[CheckpointTensor]:
-    """Describe these tensors as stored; reads no weights."""
+def describe_tensors(files: Mapping[str, Path], dtype: str) -> list[CheckpointTensor]:
+    """Describe these tensors as read_whole() returns them, without the scales of float8 tensors; reads no
+    weights."""
     with _OpenFiles(files) as opened:
-        stored = {name: opened.slice(name) for name in files}
+        stored = {name: opened.slice(name) for name in files if not _is_scale_of(name, files)}
         return [
-            CheckpointTensor(name, tuple(s.get_shape()), str(s[:0].dtype).removeprefix("torch."))
+            CheckpointTensor(
+                name,
+                tuple(s.get_shape()),
+                dtype if name + SCALES in files else str(s[:0].dtype).removeprefix("torch."),
+            )
             for name, s in stored.items()
         ]
 
 
-def read_whole(files: Mapping[str, Path]) -> dict[str, Tensor]:
-    """Return these tensors, exact to the bit."""
+def read_whole(
+    files: Mapping[str, Path], names: Iterable[str] | None = None, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """Return tensors of a folder by name (default: all), exact to the bit; with `dtype` float8 tensors are
+    dequantised to it."""
     with _OpenFiles(files) as opened:
-        return {name: opened.slice(name)[:] for name in files}
+        values = {name: opened.slice(name)[:] for name in (files if names is None else names)}
+        for name in [name for name in values if dtype is not None and name + SCALES in files]:
+            scales = opened.slice(name + SCALES, scales_shape(tuple(values[name].shape)))[:]
+            values[name] = float8.dequantise_float8(values[name], scales, (0, 0)).to(dtype)
+        return values
+
+
+def _is_scale_of(name: str, files: Mapping[str, Path]) -> bool:
+    return name.endswith(SCALES) and name.removesuffix(SCALES) in files
 
 
 class _OpenFiles(ExitStack):

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and gpt-oss on the worker: attention forms, biases, sinks, and prediction layers left out."""
+"""DeepSeek-V3 and gpt-oss on the worker: attention forms, biases, sinks, and draft heads that are carried."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_biases_and_sinks_are_resumed_in_another_layout(family: str, tmp_path: P
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
-def test_prediction_layers_of_a_folder_are_left_out_and_said_once(family: str, tmp_path: Path) -> None:
+def test_draft_heads_of_a_folder_are_carried_and_said_once(family: str, tmp_path: Path) -> None:
     """They are named like a layer after the last; the last layer, final norm and head are still exported."""
     folder = write_model(tmp_path / "mtp", family, num_hidden_layers=2, num_nextn_predict_layers=1)
     tensors = load_file(folder / "model.safetensors")
@@ -69,9 +69,9 @@ def test_prediction_layers_of_a_folder_are_left_out_and_said_once(family: str, t
     warnings = run_ranks(scenarios.load_and_export, 2, str(folder), {"tp": 2, "ep": 2}, str(out))
     assert warnings == [[f"{folder}: 2 tensors under model.layers.2. are not trained"], []]
     exported = load_file(out / "model.safetensors")
-    assert exported.keys() == tensors.keys() >= {"lm_head.weight", "model.norm.weight"}
-    assert all(torch.equal(exported[name], tensors[name]) for name in tensors)
-    assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == 0
+    assert exported.keys() == (tensors | extra).keys() >= {"lm_head.weight", "model.norm.weight"}
+    assert all(torch.equal(exported[name], value) for name, value in (tensors | extra).items())
+    assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == 1
 
 
 @pytest.mark.parametrize(
