@@ -40,6 +40,8 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 SCORE = "score.weight"
+DRAFTS = "drafts."
+"""Prefix of the trainer's names of a draft head's parameters."""
 
 
 class Family:
@@ -104,6 +106,8 @@ class Family:
     """Prefixes of folder tensors that are not trained or served; an export copies them unchanged."""
     engine_class: ClassVar[str] = ""
     """vLLM's class of the text model, if folders name the class of a multimodal one."""
+    draft_names: ClassVar[Mapping[str, str]] = {}
+    """Part of a draft head besides its layer -> its name in folders, in the layer; empty: not trainable."""
     without_drafts: ClassVar[Mapping[str, Any]] = {}
     """Keys of config.json that an export without draft heads changes, if it has them."""
 
@@ -282,12 +286,16 @@ class Family:
 
     # What other modules use
 
-    def checkpoint_tensors(self, hf: HfConfig, *, dtype: str | None = None) -> list[CheckpointTensor]:
-        """Return every tensor of a folder in `dtype` (default: the config's); correction biases float32."""
+    def checkpoint_tensors(
+        self, hf: HfConfig, *, dtype: str | None = None, drafts: bool = False
+    ) -> list[CheckpointTensor]:
+        """Return every tensor of a folder in `dtype` (default: the config's); correction biases float32. With
+        `drafts` also those of its draft head that can be trained."""
         dtype = dtype or checkpoint_dtype(hf)
         all_rows, experts = outer_rows(hf, Layout()), range(self.num_experts(hf))
         for number in range(field(hf, "num_hidden_layers")):
             all_rows.extend(self.layer(hf, number, TRAINER, experts))
+        all_rows += draft_rows(self, hf, TRAINER, experts) if drafts else []
         tensors: dict[str, CheckpointTensor] = {}
         for row in all_rows:
             row_dtype = "float32" if row.role == "correction" else dtype
@@ -307,14 +315,15 @@ class Family:
         *,
         dtype: str = "bfloat16",
         spec: Spec = TRAINER,
+        drafts: bool = False,
     ) -> list[LocalTensor]:
         """Return every parameter (and the router's correction buffer) of one trainer rank, over all its model
-        chunks. Raises ConfigError if the layout does not fit."""
+        chunks; with `drafts` also a trained draft head's. Raises ConfigError if the layout does not fit."""
         self.require_layout(hf, layout)
         dtypes: dict[Role, str] = {"weight": dtype, "correction": "float32"}
         splits = {"none": (1, 0), "tp": (layout.tp, place.tp), "etp": (layout.etp, place.etp)}
         tensors = []
-        for chunk, prefix, row in self.local_rows(hf, layout, place, spec):
+        for chunk, prefix, row in self.local_rows(hf, layout, place, spec, drafts=drafts):
             parts, index = splits[row.split]
             tensors.append(
                 shard_row(row, parts=parts, index=index, chunk=chunk, dtype=dtypes[row.role], prefix=prefix)
@@ -334,7 +343,7 @@ class Family:
         return tensors
 
     def local_rows(
-        self, hf: HfConfig, layout: Layout, place: RankCoordinates, spec: Spec
+        self, hf: HfConfig, layout: Layout, place: RankCoordinates, spec: Spec, *, drafts: bool = False
     ) -> Iterator[tuple[int, str, ParameterRows]]:
         """Yield (model chunk, prefix of the name, row) of every parameter of a trainer rank."""
         chunks = chunk_layers(field(hf, "num_hidden_layers"), layout, place.pp)
@@ -354,10 +363,44 @@ class Family:
                 yield chunk, "", head[0]
             elif last and not first:  # tied: the last stage has a copy of the embedding
                 yield chunk, "", dataclasses.replace(embedding, name="output_layer.weight")
+            if last and drafts:
+                for row in draft_rows(self, hf, spec, experts):
+                    yield chunk, DRAFTS, row
 
 
 def _attention(family: Family, hf: HfConfig) -> dict[str, bool]:
     return {"qk_norm": family.qk_norm(hf), "qkv_bias": family.qkv_bias(hf), "gated": family.output_gate}
+
+
+def require_draft_head(family: Family, hf: HfConfig) -> None:
+    """Raise ConfigError unless the model has one draft head, of a form that training implements."""
+    count = hf.get(family.prediction_layers) or 0
+    if not family.draft_names:
+        raise ConfigError(
+            f"training.drafts = trained is not implemented for {hf['model_type']}; set it to frozen"
+        )
+    tied = bool(hf.get("tie_word_embeddings", False))
+    if count != 1 or tied:
+        raise ConfigError(
+            f"training.drafts = trained needs one draft head, and an output layer apart from the embedding; "
+            f"config.json has {family.prediction_layers} = {count} and tie_word_embeddings = "
+            f"{str(tied).lower()}; set it to frozen"
+        )
+
+
+def draft_rows(family: Family, hf: HfConfig, spec: Spec, own_experts: range) -> list[ParameterRows]:
+    """Return the rows of the draft head with the experts of one rank, named relative to the head."""
+    number, hidden = field(hf, "num_hidden_layers"), field(hf, "hidden_size")
+    parts = [
+        ParameterRows(
+            f"{part}.weight",
+            whole_tensor(f"model.layers.{number}.{name}.weight", hidden),
+            2 * hidden if part == "projection" else None,
+        )
+        for part, name in family.draft_names.items()
+    ]
+    layer = family.layer(hf, number, spec, own_experts)
+    return [*parts, *(dataclasses.replace(row, name=f"layer.{row.name}") for row in layer)]
 
 
 def outer_rows(hf: HfConfig, layout: Layout) -> list[ParameterRows]:

@@ -28,6 +28,12 @@ class SigmoidMoe(Family):
     expert_count_keys = ("n_routed_experts", "num_local_experts")
     fewest_experts_per_token = 2
     implemented = {"norm_topk_prob": (True,)}
+    draft_names = {
+        "embedding_norm": "enorm",
+        "hidden_norm": "hnorm",
+        "projection": "eh_proj",
+        "final_norm": "shared_head.norm",
+    }
     draft_copies = {"embed_tokens.weight": EMBEDDING, "shared_head.head.weight": HEAD}
     without_drafts = {"num_nextn_predict_layers": 0}
 

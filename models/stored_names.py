@@ -14,7 +14,7 @@ import re
 from collections.abc import Container
 
 from mrl.errors import CheckpointError
-from mrl.models.family import Family
+from mrl.models.family import DRAFTS, Family
 from mrl.models.hf_config import HfConfig
 from mrl.models.layout import Layout
 from mrl.models.tensors import LOCAL
@@ -41,14 +41,19 @@ class StoredBox:
     target: tuple[int, ...]
 
 
+def has_draft_head(keys: Container[str]) -> bool:
+    """Return True if a checkpoint with names `keys` contains a trained draft head."""
+    return f"{DRAFTS}final_norm.weight" in keys
+
+
 def stored_boxes(family: Family, hf_config: HfConfig, keys: Container[str]) -> dict[str, list[StoredBox]]:
     """Return checkpoint tensor -> its boxes in the distributed checkpoint with names `keys`.
 
     Raises CheckpointError if a name is missing.
     """
     boxes: dict[str, list[StoredBox]] = {}
-    one = Layout()
-    for local in family.local_tensors(hf_config, one, one.coordinates(0), spec=LOCAL):
+    one, drafts = Layout(), has_draft_head(keys)
+    for local in family.local_tensors(hf_config, one, one.coordinates(0), spec=LOCAL, drafts=drafts):
         key, index = _locate(local.name, keys)
         for piece in local.pieces:
             start, shape = (*index, *piece.local_start), (*(1 for _ in index), *piece.shape)
@@ -58,17 +63,20 @@ def stored_boxes(family: Family, hf_config: HfConfig, keys: Container[str]) -> d
 
 def _locate(name: str, keys: Container[str]) -> tuple[str, tuple[int, ...]]:
     """Return the stored name of a single rank's parameter, and its index on the leading axes."""
-    layer = LAYER.fullmatch(name)
-    if layer is None:
+    layer, draft_layer = LAYER.fullmatch(name), f"{DRAFTS}layer."
+    if layer is None and not name.startswith(draft_layer):
         candidates: list[tuple[str, tuple[int, ...]]] = [(name, ())]
     else:
-        number, suffix, index = int(layer[1]), layer[2], ()
+        suffix, index = layer[2] if layer else name.removeprefix(draft_layer), ()
         if expert := EXPERT.fullmatch(suffix):
             suffix, index = f"mlp.experts.experts.{expert[2]}", (int(expert[1]),)
         candidates = []
         for known in (suffix, FOLDED_NORMS.get(suffix, suffix)):
-            candidates.append((f"decoder.layers.{known}", (number, *index)))
-            candidates.append((f"decoder.layers.{number}.{known}", index))
+            if layer is None:
+                candidates.append((draft_layer + known, index))
+                continue
+            candidates.append((f"decoder.layers.{known}", (int(layer[1]), *index)))
+            candidates.append((f"decoder.layers.{layer[1]}.{known}", index))
     for candidate in candidates:
         if candidate[0] in keys:
             return candidate

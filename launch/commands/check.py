@@ -33,6 +33,7 @@ from mrl.launch.workers.environments import EnvironmentRules, check_environments
 from mrl.launch.workers.reward_workers import check_rewards
 from mrl.loops import resume_check
 from mrl.models.families import family_of, require_trainable
+from mrl.models.family import require_draft_head
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
@@ -202,7 +203,10 @@ def check_policy(config: Config, *, engines: bool = True) -> None:
     if faults := requirements.unmet(config, hf, nodes, gpus=may_have_gpus(config), engines=engines):
         raise ConfigError("\n".join(faults))
     shares_prefixes(config.training, hf)
-    _check_weights(config.model.path, config.model.path)
+    drafts = config.training.drafts == "trained"
+    if drafts:
+        require_draft_head(family_of(hf), hf)
+    _check_weights(config.model.path, config.model.path, drafts=drafts)
 
 
 def check_reference(config: Config) -> None:
@@ -269,10 +273,11 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
 """All checks but the tokenizer's; they take milliseconds to seconds and raise one line per fault."""
 
 
-def _check_weights(folder: str, policy: str) -> None:
-    """Check that `folder` has the tensors of the policy's config.json, by name, shape and kind of type."""
+def _check_weights(folder: str, policy: str, *, drafts: bool = False) -> None:
+    """Check that `folder` has the tensors of the policy's config.json, by name, shape and kind of type; with
+    `drafts` also its draft head's."""
     hf = read_config(policy)
-    check_folder(folder, family_of(hf), hf)
+    check_folder(folder, family_of(hf), hf, drafts=drafts)
 
 
 def _result_of(check: Callable[[Any], Any], subject: Any) -> tuple[Any, list[str]]:

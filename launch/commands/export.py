@@ -57,8 +57,10 @@ def _export_run(
     size = max_shard_bytes or MAX_SHARD_BYTES
     if out is None:
         hf_config = read_config(source)
-        export_folder.weights_of(checkpoint, source, hf_config, lora)
-        files = export_folder.plan_files(source, hf_config, dtype=dtype, file_bytes=size)
+        drafts = export_folder.weights_of(checkpoint, source, hf_config, lora).has_drafts
+        files = export_folder.plan_files(
+            source, hf_config, dtype=dtype, file_bytes=size, trained_drafts=drafts
+        )
     else:
         card = _card(Path(run_folder), config, step=step_of(checkpoint), dtype=dtype)
         files = export_folder.export_checkpoint(

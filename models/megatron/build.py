@@ -20,11 +20,13 @@ from torch import Tensor
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import CheckpointError
 from mrl.models.families import family_of, require_trainable
+from mrl.models.family import require_draft_head
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.kernels.rotary import RotaryTable
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
+from mrl.models.megatron.draft_head import DraftHead
 from mrl.models.megatron.layer_choice import LayerChoice, choose_layers
-from mrl.models.megatron.layer_specs import block_spec
+from mrl.models.megatron.layer_specs import block_spec, layer_spec, norm_of
 from mrl.models.megatron.lora_parameters import LowRankPair
 from mrl.models.megatron.model_config import ModelConfig
 
@@ -37,6 +39,12 @@ class PackedModel(GPTModel):
 
     def _postprocess(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return hidden_states
+
+    @property
+    def draft_head(self) -> DraftHead | None:
+        """The last chunk's draft head, if it is trained."""
+        head: Any = self._modules.get("drafts")
+        return head
 
     @property
     def pairs(self) -> Iterable[LowRankPair]:
@@ -118,6 +126,8 @@ class ModelChunks:
     max_length: int
     has_value_head: bool = False
     """True if hidden states give values, not log-probs."""
+    has_drafts: bool = False
+    """True if the last stage trains a draft head."""
 
     @property
     def window(self) -> int:
@@ -143,6 +153,9 @@ def build_chunks(
     require_trainable(hf_config)
     family = family_of(hf_config)
     family.require_layout(hf_config, layout)
+    has_drafts = training.drafts == "trained" and not has_value_head
+    if has_drafts:
+        require_draft_head(family, hf_config)
     choice = choose_layers(training, device, replays=replays, own_attention=family.needs_own_attention)
     config = _transformer_config(family.transformer_fields(hf_config), training, layout, device, choice)
     dtype = config.params_dtype
@@ -165,6 +178,10 @@ def build_chunks(
         if has_value_head and model.post_process:
             head: Any = ValueHead(config.hidden_size, dtype=dtype)
             model.output_layer = head
+        if has_drafts and model.post_process:
+            is_moe = family.is_moe_layer(hf_config, config.num_layers)
+            spec = layer_spec(config, choice, is_moe=is_moe)
+            model.add_module("drafts", DraftHead(config, spec, norm_of(choice)))
         models.append(model.to(device))
     mark_expert_parameters(models)
     if choice.transformer_engine and training.lora is None:  # adapters take the gradients of frozen weights
@@ -183,6 +200,7 @@ def build_chunks(
         vocab_size=vocab,
         max_length=max_length,
         has_value_head=has_value_head,
+        has_drafts=has_drafts,
     )
 
 

@@ -41,23 +41,31 @@ _STORED_AS_LATENT = {
 
 def block_spec(config: TransformerConfig, layers: range, choice: LayerChoice) -> Any:
     """Return the (global) layers of one model chunk as TransformerBlockSubmodules."""
-    norm: Any = RMSNorm
+    specs = []
+    for layer in layers:
+        experts, delta_nets = config.moe_layer_freq, config.linear_attention_freq
+        is_moe = bool(config.num_moe_experts) and (not isinstance(experts, list) or bool(experts[layer]))
+        is_delta_net = isinstance(delta_nets, list) and bool(delta_nets[layer])
+        specs.append(layer_spec(config, choice, is_moe=is_moe, is_delta_net=is_delta_net))
+    return TransformerBlockSubmodules(specs, layer_norm=norm_of(choice))
+
+
+def norm_of(choice: LayerChoice) -> Any:
+    """Return the class of norms outside of layers."""
     if choice.transformer_engine:
         from megatron.core.extensions.transformer_engine import TENorm
 
-        norm = TENorm
-    return TransformerBlockSubmodules(
-        [_layer_spec(config, layer, choice) for layer in layers], layer_norm=norm
-    )
+        return TENorm
+    return RMSNorm
 
 
-def _layer_spec(config: TransformerConfig, layer: int, choice: LayerChoice) -> ModuleSpec:
-    pattern = config.moe_layer_freq
-    is_moe = bool(config.num_moe_experts) and (not isinstance(pattern, list) or bool(pattern[layer]))
+def layer_spec(
+    config: TransformerConfig, choice: LayerChoice, *, is_moe: bool, is_delta_net: bool = False
+) -> ModuleSpec:
+    """Return one layer, with experts or a gated MLP, and attention or a delta net."""
     spec = _engine_spec(config, is_moe) if choice.transformer_engine else _local_spec(config, is_moe)
     parts: Any = spec.submodules
-    delta_nets = config.linear_attention_freq
-    if isinstance(delta_nets, list) and delta_nets[layer]:
+    if is_delta_net:
         _take_delta_net(parts, choice)
     else:
         parts.self_attention.submodules.core_attention = core_attention(choice)

@@ -185,7 +185,17 @@ def activations(
     if stage == layout.pp - 1:
         kept += count.final()
         working += head_bytes(facts, training, layout, tokens)
+        if training.drafts == "trained":
+            working += draft_bytes(facts, count, layer_sizes[-1])
     return Activations(kept=kept, working=working, microbatches_in_flight=flight)
+
+
+def draft_bytes(facts: ModelSize, count: Counter, layer: int) -> int:
+    """Return the bytes that a draft head keeps until its backward pass, with a layer of `layer` bytes: the
+    embeddings and hidden states, their norms, both side by side, the projection, and the final states."""
+    states = 7 * count.split * facts.hidden * count.element + count.final()
+    embedding = facts.vocab * facts.hidden // count.layout.tp * count.element
+    return layer + states + (embedding if count.layout.pp > 1 else 0)
 
 
 def _selected(layers: list[dict[str, int]]) -> tuple[int, int]:

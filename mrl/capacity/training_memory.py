@@ -87,7 +87,8 @@ def _rank_memory(
     facts: ModelSize, training: TrainingSection, layout: Layout, rank: int, *, value_head: bool
 ) -> StageMemory:
     place, lora = layout.coordinates(rank), None if value_head else training.lora
-    table = facts.family.local_tensors(facts.hf, layout, place, dtype=training.dtype)
+    drafts = training.drafts == "trained" and not value_head
+    table = facts.family.local_tensors(facts.hf, layout, place, dtype=training.dtype, drafts=drafts)
     if lora is not None:
         return _adapted_memory(facts, training, layout, place, table)
     sizes: dict[tuple[int, bool], list[int]] = {}

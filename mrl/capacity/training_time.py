@@ -65,6 +65,8 @@ def training_time(
     sent = 2 if training.recompute == "off" else 3  # forward, backward, and forward again of experts
     forward = [part for part in (arithmetic, *moved) if part.seconds]
     update = [arithmetic.times(full), *(part.times(sent) for part in moved if part.seconds)]
+    if training.drafts == "trained":
+        update.append(_draft_head(facts, hardware, layout, training, tokens, pairs))
     drained = 0 if work.reference in ("pass", "update") else 1  # other passes already drain the pipeline
     passes = work.forward_passes - 1 + drained
     crosses_nodes = layout.tp * layout.dp * layout.cp > hardware.gpus_per_node
@@ -98,6 +100,22 @@ def _arithmetic(
     if hardware.kind == "gpu" and (training.spec == "local" or facts.family.needs_own_attention):
         names, rate = (*names, "local_efficiency"), rate * hardware.local_efficiency
     return Part("arithmetic", flops / rate, names)
+
+
+def _draft_head(
+    facts: ModelSize,
+    hardware: Hardware,
+    layout: Layout,
+    training: TrainingSection,
+    tokens: float,
+    pairs: float,
+) -> Part:
+    """Return the seconds of a draft head's forward and backward pass: a mean layer, a projection and the
+    output layer, on the last pipeline stage, for which the others wait."""
+    layer = facts.forward_flops(tokens, pairs, has_head=False) / facts.num_layers
+    flops = layer + 2 * tokens * facts.hidden * (2 * facts.hidden + facts.vocab)
+    part = _arithmetic(facts, hardware, layout, training, 3 * layout.pp * flops)
+    return dataclasses.replace(part, name="draft head")
 
 
 def _expert_exchange(

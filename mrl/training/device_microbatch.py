@@ -16,6 +16,23 @@ from mrl.training.packing import Microbatch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """Tokens of a micro-batch that a draft head reads and predicts: the token after the next."""
+
+    following: Tensor
+    """[k] int64 the token after each of this rank's; -1 for a segment's first token, which vLLM drafts
+    without, and for its last."""
+    rows: Tensor
+    """[i] int64 positions in DeviceMicrobatch.rows that this rank computes."""
+    before: Tensor
+    """[i] int64 positions in `tokens` of the tokens two before them."""
+    targets: Tensor
+    """[i] int64 predicted tokens."""
+    is_drafted: Tensor
+    """[m] bool, False for rows that nothing drafts: a segment's second token."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class DeviceMicrobatch:
     """A micro-batch on the device; with context parallelism, this rank's chunks of it."""
 
@@ -39,6 +56,8 @@ class DeviceMicrobatch:
     """[j] int64 predicted tokens."""
     kept: Kept | None
     """Sampling masks of the predicted tokens; None without any."""
+    drafts: DraftTokens | None = None
+    """For a draft head; None if none is trained."""
 
     def gather(self, values: Tensor, *, fill: float, op: dist.ReduceOp.RedOpType) -> np.ndarray:
         """Collect [n, ...] of the micro-batch's real tokens from all ranks' `values` [k / tp, ...]; a

@@ -66,7 +66,12 @@ class LoadedModel:
             for name, parameter in model.weights().items()
         }
         table = self.family.local_tensors(
-            self.hf_config, self.layout, self.place, dtype=dtype, spec=self.spec
+            self.hf_config,
+            self.layout,
+            self.place,
+            dtype=dtype,
+            spec=self.spec,
+            drafts=self.chunks.has_drafts,
         )
         named = {(local.chunk, local.name): local for local in table}
         if real.keys() != named.keys():
@@ -82,8 +87,11 @@ class LoadedModel:
                 )
         return [(local, real[local.chunk, local.name]) for local in table]
 
-    def fill(self, path: str | Path, located: list[tuple[LocalTensor, Tensor]]) -> None:
-        """Stream a Hugging Face folder into parameters, paired by match_names()."""
+    def fill(
+        self, path: str | Path, located: list[tuple[LocalTensor, Tensor]], *, drafts: bool = False
+    ) -> None:
+        """Stream a Hugging Face folder into parameters, paired by match_names(); with `drafts` they include a
+        draft head's."""
         hf_config = self.hf_config
         targets = [(local, parameter.data) for local, parameter in located]
         if self.has_value_head and not has_score(folder_config := hf_folder.read_config(path)):
@@ -91,7 +99,10 @@ class LoadedModel:
                 folder_config,
                 [(local, data) for local, data in targets if local.name != HEAD],
             )
-        untrained = read_values.load_folder(path, self.family, hf_config, targets)
+        untrained = read_values.load_folder(path, self.family, hf_config, targets, drafts=drafts)
+        if drafts:
+            copies = tuple(f".{name}" for name in self.family.draft_copies)
+            untrained = {name for name in untrained if not name.endswith(copies)}
         if untrained and self.place.rank == 0 and not self.has_value_head:
             prefixes = ", ".join((*self.family.draft_prefixes(self.hf_config), *self.family.copied_prefixes))
             log.warning("%s: %d tensors under %s are not trained", path, len(untrained), prefixes)

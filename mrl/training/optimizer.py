@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed.param_and_grad_buffer import shard_buffer
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32, get_grad_norm_fp32
+from megatron.core.optimizer.optimizer import GRAD_NORM_GROUP_ATTR, MTP_GRAD_NORM_GROUP
 
 from mrl.config.sections.training import OptimizerSection
 from mrl.errors import ConfigError
@@ -42,7 +43,7 @@ class StepResult:
     """Result of one optimizer step."""
 
     grad_norm: float
-    """Before clipping."""
+    """Before clipping, without a draft head's."""
     skipped: bool
     lr: float
 
@@ -83,8 +84,15 @@ class Optimizer:
     """Megatron's optimizer of all model chunks of this rank."""
 
     def __init__(
-        self, models: list[Any], section: OptimizerSection, *, dtype: torch.dtype, device: torch.device
+        self,
+        models: list[Any],
+        section: OptimizerSection,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        has_drafts: bool = False,
     ) -> None:
+        """Build it; `has_drafts`: the last stage's ranks train a draft head (draft_head.py)."""
         if section.schedule_unit != "updates":
             raise ValueError(
                 f"schedule_unit = {section.schedule_unit}: convert the section with in_updates() first"
@@ -100,6 +108,7 @@ class Optimizer:
         self.megatron: Any = get_megatron_optimizer(
             config, models, use_gloo_process_groups=device.type == "cuda"
         )
+        self._has_drafts = has_drafts
         self._driven = self.chained()
         """Megatron's optimizers, or the HostOptimizerState that replaces one."""
         for part in self._driven:
@@ -126,14 +135,15 @@ class Optimizer:
         rate = learning_rate(self.section, self.steps) if lr is None else lr
         self._set_groups(rate)
         is_bad = self.megatron.prepare_grads()
-        norm = float(self.megatron.get_grad_norm() or 0.0)
-        good = torch.tensor(
-            [float(finite and not is_bad and math.isfinite(norm))], device=self._device, dtype=torch.float32
-        )
+        norm, draft_norm = float(self.megatron.get_grad_norm() or 0.0), 0.0
+        if self._has_drafts:
+            draft_norm = math.hypot(*map(_draft_norm, self.chained()))
+        is_finite = finite and not is_bad and math.isfinite(norm + draft_norm)
+        good = torch.tensor([float(is_finite)], device=self._device, dtype=torch.float32)
         dist.all_reduce(good, op=dist.ReduceOp.MIN)
         if not good.item():
             return StepResult(grad_norm=norm, skipped=True, lr=rate)
-        self._clip(norm)
+        self._clip(norm, draft_norm)
         gathers = []
         for part, driven in zip(self.chained(), self._driven, strict=True):
             driven.step_with_ready_grads()
@@ -158,18 +168,22 @@ class Optimizer:
             if "foreach" in group:  # torch's Adam: it would need another copy of every shard at once
                 group["foreach"] = False
 
-    def _clip(self, norm: float) -> None:
+    def _clip(self, norm: float, draft_norm: float) -> None:
+        """Clip the model's gradients by their norm, and a draft head's by theirs."""
         if self.section.clip_grad <= 0:
             return
         for part in self.parts():
-            parameters = part.get_parameters()
-            if parameters:
-                clip_grad_by_total_norm_fp32(
-                    parameters,
-                    max_norm=self.section.clip_grad,
-                    total_norm=norm,
-                    use_decoupled_grad=part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
-                )
+            groups: dict[float, list[torch.Tensor]] = {norm: [], draft_norm: []}
+            for parameter in part.get_parameters():
+                groups[draft_norm if hasattr(parameter, GRAD_NORM_GROUP_ATTR) else norm].append(parameter)
+            for total, parameters in groups.items():
+                if parameters:
+                    clip_grad_by_total_norm_fp32(
+                        parameters,
+                        max_norm=self.section.clip_grad,
+                        total_norm=total,
+                        use_decoupled_grad=part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
+                    )
 
     def prime(self) -> None:
         """Create the moments (as zeros) before the first step, because a checkpoint contains them."""
@@ -232,6 +246,14 @@ class Optimizer:
     def chained(self) -> list[Any]:
         """Return all of Megatron's optimizers: dense and expert parameters have separate ones."""
         return list(getattr(self.megatron, "chained_optimizers", [self.megatron]))
+
+
+def _draft_norm(part: Any) -> float:
+    """Return the norm of a draft head's gradients in one of Megatron's optimizers, equal on all ranks."""
+    gradients = part.get_grads_for_grad_norm(MTP_GRAD_NORM_GROUP)
+    return float(
+        get_grad_norm_fp32(gradients, grad_stats_parallel_group=part.get_grad_stats_parallel_group())
+    )
 
 
 def _start_gather(part: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from mrl.models.layout import Layout
 from mrl.models.megatron.build import ModelChunks, PackedModel
 from mrl.training.device_microbatch import DeviceMicrobatch
 from mrl.training.divergence import Vocabulary
-from mrl.training.logprobs import logprobs_and_entropy
+from mrl.training.logprobs import Kept, logprobs_and_entropy
 from mrl.training.teacher_targets import TargetsOfTeachers
 
 
@@ -56,24 +56,38 @@ class OutputLayer:
         if self._chunks.has_value_head:
             outputs = {"values": last.values(states)}
         else:
-            logprobs, entropy = logprobs_and_entropy(
-                states,
-                self.weight,
-                item.targets,
-                vocab_size=self._chunks.vocab_size,
-                temperature=temperature,
-                chunk_tokens=self._chunk_tokens,
-                group=self._tp_group,
-                group_rank=self._tp_group.rank(),
-                kept=item.kept,
-            )
+            logprobs, entropy = self.logprobs(states, item.targets, temperature, kept=item.kept)
             outputs = {"logprobs": logprobs, "entropy": entropy}
         if taught is not None:
             vocabulary = self._vocabulary(temperature)
             outputs["divergence"] = taught.divergence(item.own_index, states, self.weight, vocabulary)
         if self._layout.cp == 1:
             return outputs
-        return {name: self._of_all_ranks(item, values) for name, values in outputs.items()}
+        size = len(item.rows)
+        return {name: self.of_all_ranks(values, item.own_rows, size) for name, values in outputs.items()}
+
+    def logprobs(
+        self,
+        states: Tensor,
+        targets: Tensor,
+        temperature: float,
+        *,
+        kept: Kept | None = None,
+        frozen: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probs [j] and entropies [j] of targets [j] from states [j, D]; with `frozen` the output
+        layer gets no gradient."""
+        return logprobs_and_entropy(
+            states,
+            self.weight.detach() if frozen else self.weight,
+            targets,
+            vocab_size=self._chunks.vocab_size,
+            temperature=temperature,
+            chunk_tokens=self._chunk_tokens,
+            group=self._tp_group,
+            group_rank=self._tp_group.rank(),
+            kept=kept,
+        )
 
     @property
     def weight(self) -> Tensor:
@@ -86,9 +100,10 @@ class OutputLayer:
         chunk = max(1, self._chunk_tokens // 3)
         return Vocabulary(self._chunks.vocab_size, temperature, chunk, self._tp_group, self._tp_group.rank())
 
-    def _of_all_ranks(self, item: DeviceMicrobatch, values: Tensor) -> Tensor:
-        """Combine context-parallel ranks' [j] into [m]; backward gives each its own gradient."""
-        whole = scatter_rows(values, item.own_rows, len(item.rows))
+    def of_all_ranks(self, values: Tensor, rows: Tensor, size: int) -> Tensor:
+        """Combine context-parallel ranks' values [j] at `rows` [j] into [size], 0 where no rank has any;
+        backward gives each its own gradient."""
+        whole = scatter_rows(values, rows, size)
         return reduce_from_tensor_model_parallel_region(whole, group=self._cp_group)
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from mrl.algorithms.tokens import NotFiniteError, Segments
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import DataError
+from mrl.models.family import DRAFTS
 from mrl.models.kernels.zigzag import rank_positions
 from mrl.models.layout import Layout, RankCoordinates
 from mrl.models.megatron.build import ModelChunks
@@ -34,7 +35,8 @@ from mrl.models.megatron.packed_attention import core_attention
 from mrl.models.megatron.packed_segments import pack_segments
 from mrl.samples import TrainBatch
 from mrl.sampling_masks import SamplingMasks
-from mrl.training.device_microbatch import DeviceMicrobatch
+from mrl.training.device_microbatch import DeviceMicrobatch, DraftTokens
+from mrl.training.drafts import Drafts, draft_loss, draft_metrics
 from mrl.training.logprobs import Kept
 from mrl.training.output_layer import OutputLayer, scatter_rows
 from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches
@@ -83,6 +85,7 @@ class Passes:
         self._is_last = place.pp == layout.pp - 1
         self._returns_arrays = self._is_last and place.tp == place.cp == 0
         self._head = OutputLayer(chunks, layout, chunk_tokens=training.logprob_chunk_tokens)
+        self._drafts = Drafts(self._head, chunks, layout, place) if chunks.has_drafts else None
         config = chunks.config
         self.expert_load = ExpertLoad(
             self._routers(),
@@ -180,7 +183,8 @@ class Passes:
         margins = self._infinite_margins(prepared) if options.with_router_margins else []
         outputs: list[dict[str, Tensor]] = []
         loss = self._objective_loss(batch, objective, denominators, options.temperature, outputs, taught)
-        with self._choices(batch, prepared):
+        embedding = contextlib.nullcontext() if self._drafts is None else self._drafts.embedding()
+        with self._choices(batch, prepared), embedding:
             metrics = self._run(prepared, loss, forward_only=False, margins=margins)
         arrays = self._arrays_of(batch, prepared, outputs, margins)
         return metrics, None if arrays is None else arrays | ref
@@ -200,7 +204,7 @@ class Passes:
         if all_tokens:
             scored[:] = True
         scored[batch.cu_seqlens[:-1]] = False
-        return [self._to_device(plan, scored, batch.sampling_masks) for plan in plans]
+        return [self._to_device(plan, batch.lengths(), scored, batch.sampling_masks) for plan in plans]
 
     def _scale_router_loss(self, prepared: list[DeviceMicrobatch]) -> None:
         """Make the load-balancing loss a mean over the step's tokens.
@@ -228,9 +232,10 @@ class Passes:
             )
 
     def _to_device(
-        self, plan: Microbatch, scored: np.ndarray, masks: SamplingMasks | None
+        self, plan: Microbatch, lengths: np.ndarray, scored: np.ndarray, masks: SamplingMasks | None
     ) -> DeviceMicrobatch:
-        """Move a micro-batch to the device; log-probs are computed of `scored` [N] bool tokens."""
+        """Move a micro-batch to the device, of a batch with samples of `lengths` [S]; log-probs are computed
+        of `scored` [N] bool tokens."""
         cp, rank = self._layout.cp, self._place.cp
         rows = np.flatnonzero(scored[plan.token_index])
         mine = rank_positions(plan.tree.lengths, cp=cp, rank=rank)
@@ -255,9 +260,28 @@ class Passes:
         if masks is not None:
             masks = masks.take(own_index)
             kept = Kept(masks.bounds(), torch.from_numpy(masks.tokens.astype(np.int32)).to(self._device))
+        drafts = self._draft_tokens(plan, lengths, rows, local, mine) if self._drafts is not None else None
         return DeviceMicrobatch(
-            plan, tokens, mine, packed, self._real(plan, mine), own_index, *index, kept=kept
+            plan, tokens, mine, packed, self._real(plan, mine), own_index, *index, kept=kept, drafts=drafts
         )
+
+    def _draft_tokens(
+        self, plan: Microbatch, lengths: np.ndarray, rows: np.ndarray, local: np.ndarray, mine: np.ndarray
+    ) -> DraftTokens:
+        """Locate a draft head's tokens; arguments as in _to_device()."""
+        assert not plan.tree.shares, "a shared prefix's last state drafts by several samples' tokens"
+        lengths = lengths[plan.samples]
+        inside = np.arange(len(plan.places)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        following = np.full(len(plan.tokens), -1)
+        known = np.flatnonzero(inside > 1)
+        following[plan.places[known - 1]] = plan.tokens[plan.places[known]]
+        is_drafted = inside[rows] > 1
+        drafted = np.flatnonzero(is_drafted)
+        before = local[plan.places[rows[drafted] - 2]]
+        is_here = before >= 0
+        drafted, before = drafted[is_here], before[is_here]
+        arrays = (following[mine], drafted, before, plan.tokens[plan.places[rows[drafted]]], is_drafted)
+        return DraftTokens(*(torch.from_numpy(array).to(self._device) for array in arrays))
 
     def _real(self, plan: Microbatch, mine: np.ndarray) -> Tensor:
         real = np.zeros(len(plan.tokens), bool)
@@ -318,9 +342,15 @@ class Passes:
 
         def loss(item: DeviceMicrobatch, hidden: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
             count = torch.zeros((), dtype=torch.int, device=self._device)
+            drafted = None if self._drafts is None else self._drafts.logprobs(item, hidden, temperature)
+
+            def zero_loss() -> Tensor:
+                nothing = self._head.zero_loss(hidden)
+                return nothing if drafted is None else nothing + drafted.sum() * 0.0
+
             if not len(item.rows):
                 kept.append({})
-                return self._head.zero_loss(hidden), count, {}
+                return zero_loss(), count, {}
             head_outputs = self._head.outputs(item, hidden, temperature, taught)
             kept.append({name: x.detach() for name, x in head_outputs.items()})
             size = len(item.plan.token_index)
@@ -333,9 +363,12 @@ class Passes:
             except NotFiniteError as error:
                 # Only this rank knows; its NaN loss makes all ranks skip the step.
                 log.warning("optimizer step skipped: %s", error)
-                nothing = self._head.zero_loss(hidden) * float("nan")
+                nothing = zero_loss() * float("nan")
                 return nothing, count, {"loss": nothing.detach()}
             reported = {"loss": value.detach()} | {name: metric.detach() for name, metric in metrics.items()}
+            if drafted is not None:
+                reported |= draft_metrics(item, drafted, head_outputs["logprobs"].detach(), denominators)
+                value = value + draft_loss(drafted, denominators)
             return value, count, reported
 
         return loss
@@ -375,8 +408,15 @@ class Passes:
         return flat
 
     def _routers(self) -> list[RecordingRouter]:
-        modules: Iterable[Any] = (m for model in self._chunks.models for m in model.modules())
-        return [module for module in modules if isinstance(module, RecordingRouter)]
+        """Return the routers of the model's layers."""
+        modules: Iterable[tuple[str, Any]] = (
+            named for model in self._chunks.models for named in model.named_modules()
+        )
+        return [
+            module
+            for name, module in modules
+            if isinstance(module, RecordingRouter) and not name.startswith(DRAFTS)
+        ]
 
     def _infinite_margins(self, prepared: list[DeviceMicrobatch]) -> list[Tensor]:
         """Return infinite gaps [k / tp] per micro-batch, one per token of a router's input."""

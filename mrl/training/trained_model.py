@@ -24,6 +24,7 @@ from mrl.algorithms.losses import gradient_frac
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.models.adapters import adapters
+from mrl.models.family import DRAFTS
 from mrl.models.layout import Layout, RankCoordinates
 from mrl.models.megatron.lora_parameters import LowRankPair, add_adapters
 from mrl.models.tensors import LocalTensor
@@ -81,7 +82,13 @@ class TrainedModel(LoadedModel):
         self.chunks.config.finalize_model_grads_func = self._sum_gradients
         if self._reduction is not None:
             self.chunks.config.no_sync_func = self._reduction.no_sync()
-        self.optimizer = Optimizer(self._models, training.optimizer, dtype=self.dtype, device=device)
+        self.optimizer = Optimizer(
+            self._models,
+            training.optimizer,
+            dtype=self.dtype,
+            device=device,
+            has_drafts=self.chunks.has_drafts,
+        )
         on_gradient = None if self._reduction is None else self._reduction.take
         self.adapters = Adapters(pairs, self.memory, device=device, taken=on_gradient) if pairs else None
         """Trained adapters if training.lora is set; the parameters have them merged."""
@@ -116,15 +123,15 @@ class TrainedModel(LoadedModel):
     def load_hf(self, path: str | Path) -> None:
         """Stream a Hugging Face folder into this rank's parameters and master weights."""
         self.note_change()
-        self.load_parameters(path)
+        self.fill(path, self._located, drafts=self.chunks.has_drafts)
         self.optimizer.take_parameters()
         if self.adapters is not None:
             self.adapters.keep_base()
         self._folder = Path(path)
 
     def load_parameters(self, path: str | Path) -> None:
-        """Stream a Hugging Face folder into this rank's parameters only."""
-        self.fill(path, self._located)
+        """Stream a Hugging Face folder into this rank's parameters only, without a draft head."""
+        self.fill(path, self._model_tensors())
 
     def loaded_boxes(self) -> ReadBoxes | None:
         """Return a reader of the folder whose weights the parameters equal; None after any change."""
@@ -135,8 +142,16 @@ class TrainedModel(LoadedModel):
         )
 
     def local_tensors(self) -> list[tuple[LocalTensor, Tensor, int, int]]:
-        """Return (description, parameter view, buffer index, byte offset there), in the table's order."""
-        return [(local, parameter.data, *self.memory.locate(parameter)) for local, parameter in self._located]
+        """Return (description, parameter view, buffer index, byte offset there) of what engines get, in the
+        table's order."""
+        return [
+            (local, parameter.data, *self.memory.locate(parameter))
+            for local, parameter in self._model_tensors()
+        ]
+
+    def _model_tensors(self) -> list[tuple[LocalTensor, Tensor]]:
+        """Return the located tensors without those of a draft head."""
+        return [(local, tensor) for local, tensor in self._located if not local.name.startswith(DRAFTS)]
 
     def state(self) -> TrainingState:
         """Return the state that a checkpoint saves and restores."""

@@ -14,6 +14,7 @@ from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
 from tests.launch.hybrid_runs import agree, asked, come, long_requests, rollouts_of, running, tiny_config
+from tests.support.draft_folders import add_drafts
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
@@ -30,8 +31,9 @@ LAYOUTS = {
         "training.offload=always"),
     "cp2-ep2-to-dp2": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", *DP2),
 }  # fmt: skip
-FAMILIES = {"deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", *DP2)}
-"""Model type -> its settings; the folder's correction biases are not zero."""
+DRAFTS = "training.drafts=trained"
+FAMILIES = {"deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", *DP2, DRAFTS)}
+"""Model type -> its settings; the folder has a draft head, and its correction biases are not zero."""
 SLOW_LAYOUTS = {
     "1-to-own-2-twice": (
         "training.layout={tp: 1, pp: 1, ep: 1, dp: 1}",
@@ -77,6 +79,7 @@ def test_engines_trainer_and_export_agree_after_updates(layout, task, ray_cluste
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_families_agree_after_updates(family, task, ray_cluster, tmp_path) -> None:
     folder = write_model(tmp_path / family, family, hidden_size=64, head_dim=64, moe_intermediate_size=64)
+    add_drafts(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy2(task / "model" / name, folder / name)
     config = tiny_config(folder, task, REPLAY, *FAMILIES[family])

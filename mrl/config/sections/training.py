@@ -121,7 +121,8 @@ class TrainingSection(Section):
     """Pack at most this many tokens into a micro-batch (a longer sample is a micro-batch of its own)."""
     share_prefixes: Literal["auto"] | bool = "auto"
     """Compute the tokens that samples of a group share, such as their prompt, once per micro-batch, if that
-    saves 10 % of a batch's tokens; auto: unless cp is above 1 or the model has delta nets."""
+    saves 10 % of a batch's tokens; auto: unless cp is above 1, drafts are trained, or the model has delta
+    nets."""
     spec: Literal["auto", "transformer_engine", "local"] = "auto"
     """Train Transformer Engine's fused layers, or Megatron's and our own (local); auto takes Transformer
     Engine's if it is installed, on a GPU, and supports the model's attention (not gpt-oss's). A checkpoint of
@@ -157,6 +158,9 @@ class TrainingSection(Section):
     then depends on microbatch_tokens and the layout."""
     optimizer: OptimizerSection = OptimizerSection()
     """Configure the policy's optimizer."""
+    drafts: Literal["frozen", "trained"] = "frozen"
+    """Keep the draft head (multi-token prediction) of model.path as it is for exports, or train it on the
+    policy's tokens. That changes nothing in the policy."""
     lora: LoraSection | None = None
     """Train low-rank adapters on frozen weights (the critic is trained whole); null: all weights."""
 
@@ -170,6 +174,14 @@ class TrainingSection(Section):
             yield (
                 f"training.lora.targets: routed_experts with training.layout.etp = {self.layout.etp} is not "
                 "implemented; distribute experts with ep instead, or remove routed_experts"
+            )
+        for name, value in (("lora", self.lora), ("router_aux_loss", self.router_aux_loss)):
+            if self.drafts == "trained" and value:
+                yield f"training.drafts = trained with training.{name} is not implemented; set only one"
+        if self.drafts == "trained" and self.share_prefixes is True:
+            yield (
+                "training.drafts = trained with training.share_prefixes = true is not implemented, because "
+                "the draft at a prompt's end depends on each sample's first token; set share_prefixes to auto"
             )
         if self.bucket_size is not None and self.overlap_grad_reduce is False:
             yield (
@@ -191,12 +203,13 @@ class TrainingSection(Section):
         """Return the settings of a frozen model on the same ranks: without adapters and, for a dense one,
         without a distribution of experts."""
         layout = self.layout if has_experts else self.layout.model_copy(update={"ep": 1, "etp": 1})
-        return self.model_copy(update={"layout": layout, "lora": None})
+        return self.model_copy(update={"layout": layout, "lora": None, "drafts": "frozen"})
 
     def may_share_prefixes(self, *, delta_nets: int) -> bool:
         """Return True if passes over a model with so many layers of delta nets may share prefixes: their
         states do not branch."""
-        return bool(self.share_prefixes) and self.layout.cp == 1 and not delta_nets
+        branches = self.layout.cp == 1 and not delta_nets and self.drafts == "frozen"
+        return bool(self.share_prefixes) and branches
 
     def offloads(self, *, gpus: bool) -> bool:
         """Return True if the trainer leaves its slot's memory while engines generate."""

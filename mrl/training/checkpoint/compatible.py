@@ -29,6 +29,11 @@ def require_compatible(
             f"{path} was trained in {saved['dtype']}, but training.dtype is {about['dtype']}; set both equal"
         )
     _check_adapters(path, saved.get("lora"), about.get("lora"))
+    if saved.get("drafts") != about.get("drafts"):
+        raise CheckpointError(
+            f"{path} is of a run with training.drafts = {saved.get('drafts', 'frozen')}, but this run has "
+            f"{about.get('drafts', 'frozen')}; set both equal"
+        )
     _check_model(path, saved.get("model"), about.get("model"))
     for name in folders:
         if not (path / name).is_dir():

@@ -31,6 +31,7 @@ class AdaptedWeights:
         require_base(saved, source)
         self.lora, family = lora_section(saved), family_of(hf)
         self._stored, self._source, self._family, self._hf = stored, source, family, hf
+        self.has_drafts = False
         self.changed = changed_tensors(family, hf, self.lora)
         """Checkpoint tensor -> stored names of its A and B."""
         shapes, names = (

@@ -57,6 +57,8 @@ def run_identity(model: ModelSection, training: TrainingSection, digest: str) ->
     if digest:
         config_digest = xxhash.xxh3_128(computed.encode()).hexdigest()
         about["model"] = {"digest": digest, "config_digest": config_digest, **_place(model.path)}
+    if training.drafts == "trained":
+        about["drafts"] = "trained"
     if training.lora is not None:
         about["lora"] = adapter_identity(training.lora, model.path, digest)
     return about

@@ -26,7 +26,7 @@ from mrl.models.families import family_of
 from mrl.models.family import EMBEDDING, Family
 from mrl.models.folder_format import FolderFormat, FolderTensor
 from mrl.models.hf_config import QUANTIZATION, HfConfig
-from mrl.models.stored_names import VOCABULARY, StoredBox, stored_boxes
+from mrl.models.stored_names import VOCABULARY, StoredBox, has_draft_head, stored_boxes
 from mrl.models.tensors import CheckpointTensor
 from mrl.reward_labels import has_score
 from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint
@@ -81,9 +81,17 @@ class ShardFiles:
         return {file: [self.tensors[name] for name in names] for file, names in files.items()}
 
 
-def plan_files(source: Path, hf_config: HfConfig, *, dtype: str, file_bytes: int = FILE_BYTES) -> ShardFiles:
+def plan_files(
+    source: Path,
+    hf_config: HfConfig,
+    *,
+    dtype: str,
+    file_bytes: int = FILE_BYTES,
+    trained_drafts: bool = False,
+) -> ShardFiles:
     """Plan the files of an export in `dtype` (torch spelling) from config.json and tensor names in `source`,
-    if any. Reads no weights. Raise ConfigError if it lacks tensors that an export carries along."""
+    if any; with `trained_drafts` the checkpoint contains a draft head. Reads no weights. Raise ConfigError if
+    the source lacks tensors that an export carries along."""
     family, stored = family_of(hf_config), _files_of(source)
     images = {name: file for name, file in stored.items() if name.startswith(family.copied_prefixes)}
     if "vision_config" in hf_config and not images:
@@ -91,8 +99,11 @@ def plan_files(source: Path, hf_config: HfConfig, *, dtype: str, file_bytes: int
             f"{source} has no tensors under {', '.join(family.copied_prefixes)}, which its config.json "
             "describes and an export carries along; download them again"
         )
+    checkpoint = family.checkpoint_tensors(hf_config, dtype=dtype, drafts=trained_drafts)
     drafts, no_drafts = _drafts(family, hf_config, stored)
-    checkpoint = family.checkpoint_tensors(hf_config, dtype=dtype)
+    if trained_drafts:
+        trained = {name for tensor in checkpoint for name in FolderFormat.of(stored).stored_names(tensor)}
+        drafts, no_drafts = {name: drafts[name] for name in drafts.keys() - trained}, ""
     copies = _copies_in_drafts(family, checkpoint, drafts)
     carried = images | {name: file for name, file in drafts.items() if name not in copies}
     folder_tensors = [
@@ -163,8 +174,10 @@ def export_checkpoint(
     """
     added = dict(reward_model.config) if reward_model else {}
     hf_config = read_config(source) | added
-    files = plan_files(source, hf_config, dtype=dtype, file_bytes=file_bytes)
     weights = weights_of(checkpoint, source, hf_config, lora)
+    files = plan_files(
+        source, hf_config, dtype=dtype, file_bytes=file_bytes, trained_drafts=weights.has_drafts
+    )
     require_new(out)
     partial = start_folder(out)
     try:
@@ -191,6 +204,9 @@ def export_checkpoint(
 class Weights(Protocol):
     """Source of checkpoint tensors for an export."""
 
+    has_drafts: bool
+    """True if they include a trained draft head's."""
+
     def fill(self, values: Mapping[str, torch.Tensor]) -> None:
         """Fill tensors, by name."""
         ...
@@ -202,6 +218,7 @@ class CheckpointWeights:
     def __init__(self, stored: DistributedCheckpoint, hf_config: HfConfig) -> None:
         """Raise CheckpointError unless both sides have the same tensors and shapes."""
         self._stored, self._copies = stored, plan_copies(stored, hf_config)
+        self.has_drafts = has_draft_head(stored.shapes())
 
     def fill(self, values: Mapping[str, torch.Tensor]) -> None:
         """Fill tensors from the checkpoint's chunks."""

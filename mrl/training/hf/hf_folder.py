@@ -74,11 +74,13 @@ def open_safetensors(path: Path, framework: str = "pt") -> Any:
         raise ConfigError(f"{path} is not a readable safetensors file: {error}; download it again") from error
 
 
-def check_folder(folder: str | Path, family: Family, hf_config: HfConfig) -> tuple[dict[str, Path], set[str]]:
+def check_folder(
+    folder: str | Path, family: Family, hf_config: HfConfig, *, drafts: bool = False
+) -> tuple[dict[str, Path], set[str]]:
     """Check a folder of the family by its headers; return (tensor name -> file, names that no rank trains).
-    Raise ConfigError unless it has exactly the tensors of `hf_config`, with their shapes and readable types.
-    """
-    expected = family.checkpoint_tensors(hf_config)
+    Raise ConfigError unless it has exactly the tensors of `hf_config`, with their shapes and readable types;
+    with `drafts` also those of a draft head."""
+    expected = family.checkpoint_tensors(hf_config, drafts=drafts)
     files, left_out = check_files(folder, family, hf_config, expected)
     _check_headers(files, expected)
     return files, left_out
@@ -115,7 +117,7 @@ def check_names(
     the names that are left out because they begin with one of `untrained`."""
     form = FolderFormat.of(files)
     names = {name for tensor in expected for name in form.stored_names(tensor)}
-    left_out = {name for name in files if name.startswith(untrained)}
+    left_out = {name for name in files if name.startswith(untrained)} - names
     present = set(files) - left_out - ({form.name(HEAD)} if tied else set())
     if missing := sorted(names - present):
         raise ConfigError(f"{folder} lacks {len(missing)} of {len(names)} tensors, first {missing[:3]}")

@@ -36,11 +36,17 @@ from mrl.training.hf.hf_folder import (
 
 
 def load_folder(
-    folder: str | Path, family: Family, hf_config: HfConfig, targets: Iterable[tuple[LocalTensor, Tensor]]
+    folder: str | Path,
+    family: Family,
+    hf_config: HfConfig,
+    targets: Iterable[tuple[LocalTensor, Tensor]],
+    *,
+    drafts: bool = False,
 ) -> set[str]:
-    """Stream a folder of the family into one rank's parameters; return the names that no rank trains. Raise
-    ConfigError unless the folder has exactly the tensors of `hf_config`, in its shapes."""
-    expected = family.checkpoint_tensors(hf_config)
+    """Stream a folder of the family into one rank's parameters, with `drafts` also a draft head's; return the
+    names that no rank trains. Raise ConfigError unless the folder has exactly the tensors of `hf_config`, in
+    its shapes."""
+    expected = family.checkpoint_tensors(hf_config, drafts=drafts)
     files, left_out = check_files(folder, family, hf_config, expected)
     load_pieces(targets, files, expected)
     return left_out

@@ -44,6 +44,21 @@ def test_qwen3_235b_on_64_gpus_is_the_designs_example() -> None:
     assert worst.optimizer == pytest.approx(44 * GB, rel=0.06)
 
 
+def test_a_trained_draft_head_is_on_the_last_stage() -> None:
+    """DeepSeek-V3's model card: its draft head has 11.5B parameters of its own."""
+    facts, frozen = find_facts(ModelSection(path="weights/DeepSeek-V3")), training(pp=2)
+    trained = frozen.model_copy(update={"drafts": "trained"})
+    (first, last), (same, larger) = (stage_memory(facts, section) for section in (frozen, trained))
+    assert same == first and larger.parameters - last.parameters == pytest.approx(11.5e9, rel=0.01)
+    assert larger.total - last.total == pytest.approx(18 * 11.5e9, rel=0.01)
+    assert stage_memory(facts, trained, value_head=True) == stage_memory(facts, frozen, value_head=True)
+    sizes = [
+        activations(facts, section, Layout(pp=2), stage=1, tokens=4096, num_microbatches=4)
+        for section in (frozen, trained)
+    ]
+    assert sizes[0].kept == sizes[1].kept and sizes[1].working - sizes[0].working > 129_280 * 7168 * 2
+
+
 def test_dp_ranks_share_experts_and_copy_the_rest() -> None:
     """DeepSeek-V3: each rank of tp has the whole latent cache; with dp, only that of its own requests."""
     facts, hardware = find_facts(ModelSection(path="weights/DeepSeek-V3")), load_hardware("8x141gb")

@@ -46,6 +46,18 @@ def test_all_reduces_of_tp_are_counted_per_layer() -> None:
     assert seconds_of(estimate("qwen2_5_0_5b"), "generate", "all-reduces of tp") == 0
 
 
+def test_a_draft_head_costs_a_layer_and_an_output_layer_on_the_last_stage() -> None:
+    """DeepSeek-V3 in short samples: 37.6B active parameters in 61 layers and two tables of 0.93B; the
+    projection has 0.1B. Only the layers are recomputed."""
+    short = ("rollout.max_response_tokens=512", "data.max_prompt_tokens=128")
+    plan = estimate("deepseek_v3", "training.drafts=trained", *short)
+    stages, updates = plan.layout.pp, seconds_of(plan, "update", "arithmetic")
+    share = ((37.6 - 2 * 0.93) / 61 + 0.103 + 0.93) / (37.6 - 0.93) * 3 / 4
+    assert stages > 1
+    assert seconds_of(plan, "update", "draft head") == pytest.approx(stages * share * updates, rel=0.03)
+    assert not seconds_of(estimate("deepseek_v3"), "update", "draft head")
+
+
 def test_experts_over_nodes_cost_two_ring_collectives_per_layer() -> None:
     """58 layers of experts; 32 sequences on each of 32 ranks, 28 hops inside nodes and 3 between them."""
     plan = estimate("deepseek_v3", hardware=load_hardware("8x141gb"))

@@ -102,6 +102,7 @@ def passes(layout: Layout, choice: LayerChoice, window: int, *, has_value_head: 
         config=types.SimpleNamespace(moe_aux_loss_coeff=0.0),
     )
     rank._training = types.SimpleNamespace(logprob_chunk_tokens=CHUNK, router_aux_loss=1e-3)  # type: ignore
+    rank._drafts = None
     rank._head = object.__new__(OutputLayer)
     rank._head._chunks, rank._head._layout, rank._head._chunk_tokens = rank._chunks, layout, CHUNK
     rank._head._tp_group, rank._head._cp_group = types.SimpleNamespace(rank=lambda: 0), None
@@ -113,7 +114,7 @@ def prepared(rank: Passes, batch: TrainBatch) -> DeviceMicrobatch:
     (plan,) = pack_microbatches(batch, max_tokens=1 << 30, num_microbatches=1, tp=layout.tp, cp=layout.cp)
     scored = np.ones(batch.num_tokens, bool)
     scored[batch.cu_seqlens[:-1]] = False
-    item = rank._to_device(plan, scored, batch.sampling_masks)
+    item = rank._to_device(plan, batch.lengths(), scored, batch.sampling_masks)
     item.packed.angles = None  # a table of all positions, made once
     return item
 
