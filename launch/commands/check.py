@@ -33,7 +33,6 @@ from mrl.launch.workers.environments import EnvironmentRules, check_environments
 from mrl.launch.workers.reward_workers import check_rewards
 from mrl.loops import resume_check
 from mrl.models.families import family_of, require_trainable
-from mrl.models.family import require_draft_head
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
@@ -203,10 +202,7 @@ def check_policy(config: Config, *, engines: bool = True) -> None:
     if faults := requirements.unmet(config, hf, nodes, gpus=may_have_gpus(config), engines=engines):
         raise ConfigError("\n".join(faults))
     shares_prefixes(config.training, hf)
-    drafts = config.training.drafts == "trained"
-    if drafts:
-        require_draft_head(family_of(hf), hf)
-    _check_weights(config.model.path, config.model.path, drafts=drafts)
+    _check_weights(config.model.path, config.model.path, drafts=config.training.drafts == "trained")
 
 
 def check_reference(config: Config) -> None:

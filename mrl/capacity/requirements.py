@@ -16,6 +16,7 @@ from mrl.models.adapters import adapters
 from mrl.models.engine_rows import Shard
 from mrl.models.facts import ModelSize
 from mrl.models.families import family_of, require_trainable
+from mrl.models.family import require_draft_head
 from mrl.models.layout import Layout
 from mrl.models.rope import kind, max_positions
 from mrl.rollout import engine_routes, passthrough_args, quantised
@@ -204,8 +205,10 @@ def cpu_engines(config: Config, hf: dict[str, Any]) -> list[str]:
 
 def _names(config: Config, hf: dict[str, Any]) -> list[str]:
     """Return the errors of the family's name tables for the layouts of trainer and engines."""
+    trains_drafts = config.training.drafts == "trained"
     return [
         *layout_errors(hf, config.training.layout.sizes(), lora=config.training.lora),
+        *(_errors_of(lambda: require_draft_head(family_of(hf), hf)) if trains_drafts else ()),
         *_errors_of(lambda: _an_engine_rank(config, hf)),
     ]
 

@@ -146,6 +146,11 @@ class Config(Section):
                 "routing.replay = trainer: no pass precedes a step's only update, so there are no routes to "
                 "replay; set algorithm.old_logprobs = recomputed, or routing.replay = off"
             )
+        if self.training.drafts == "trained" and self.tune and self.tune.objective.is_reward_model:
+            yield (
+                "training.drafts = trained with tune.objective.name = reward_model: a reward model has no "
+                "draft head; set it to frozen"
+            )
         exports, saves = self.export.every_steps, self.loop.checkpoint.every_steps
         if exports and (not saves or exports % saves):
             yield (

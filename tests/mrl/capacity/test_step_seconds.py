@@ -56,6 +56,9 @@ def test_a_draft_head_costs_a_layer_and_an_output_layer_on_the_last_stage() -> N
     assert stages > 1
     assert seconds_of(plan, "update", "draft head") == pytest.approx(stages * share * updates, rel=0.03)
     assert not seconds_of(estimate("deepseek_v3"), "update", "draft head")
+    config = load([CONFIGS / "qwen3_30b_a3b.yaml"], ["training.drafts=trained"])
+    (refused,) = capacity_report(config, NODES).advice.errors
+    assert "training.drafts = trained is not implemented for qwen3_moe" in refused
 
 
 def test_experts_over_nodes_cost_two_ring_collectives_per_layer() -> None:

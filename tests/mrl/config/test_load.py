@@ -338,6 +338,15 @@ def test_tuning_has_the_usual_rate_of_its_objective(minimal: Path, settings: lis
     assert load_config(config.model_dump()) == config
 
 
+def test_a_reward_model_has_no_draft_head_to_train(minimal: Path) -> None:
+    trained = ["tune={data: {train: t}, output: o}", "training.drafts=trained"]
+    load([minimal], [*trained, "tune.objective.name=dpo"])
+    with pytest.raises(
+        ConfigError, match=r"training\.drafts = trained with tune\.objective\.name = reward_model"
+    ):
+        load([minimal], [*trained, "tune.objective.name=reward_model"])
+
+
 def test_a_path_without_settings_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"there is no setting rollout\.tpp; did you mean 'rollout\.tp'"):
         describe("rollout.tpp")
