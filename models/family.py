@@ -144,8 +144,8 @@ class Family:
         return 0
 
     def draft_prefixes(self, hf: HfConfig) -> tuple[str, ...]:
-        """Return prefixes of the tensors of draft heads, which a folder may have. They are not trained or
-        served; an export copies them."""
+        """Return prefixes of the tensors of draft heads, which a folder may have. Engines leave them out, the
+        trainer unless training.drafts = trained; an export has them."""
         numbers = range(hf.get(self.prediction_layers) or 0)
         return tuple(f"model.layers.{field(hf, 'num_hidden_layers') + number}." for number in numbers)
 
