@@ -629,3 +629,10 @@ def test_a_value_of_a_page_is_shown_by_its_beginning(minimal: Path) -> None:
     with pytest.raises(ConfigError, match=r"loop\.steps") as error:
         load([minimal], [f"loop.steps={'x' * 70_000}"])
     assert len(str(error.value)) < 2000
+
+
+@pytest.mark.parametrize("word", ["off", "on"])
+def test_on_and_off_are_names_of_choices_and_still_answer_a_question(word: str, minimal: Path) -> None:
+    """YAML 1.1 reads them as booleans, so no choice could be set to them without quotes."""
+    config = load([minimal], [f"sync.delta={word}", f"loop={{deterministic: {word}}}"])
+    assert config.sync.delta == word and config.loop.deterministic is (word == "on")
