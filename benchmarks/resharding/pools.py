@@ -7,6 +7,9 @@
 link to a common bridge has the given rate each way (a token bucket: nothing is lost). The processes of a node
 share its link. Every session is proved, which is not timed. Needs root, iproute2, and a kernel with veth,
 bridges and sch_tbf.
+
+With `--overlap on`, engine ranks compute while they take a session, and stop to load it. The report has the
+longest stop of a rank, proof and commit included, over the seconds of the transfer.
 """
 
 from __future__ import annotations
@@ -78,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--changed", type=float, default=1.0, help="share of elements that change from version to version"
     )
+    parser.add_argument("--overlap", choices=("off", "on"), default="off", help="as sync.overlap")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=600.0, help="deadline of the whole run in seconds")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
@@ -162,7 +166,7 @@ class _Rank:
         self._hf = models.config_of(options.model, scale=options.scale, train=self._train)
         self._sync = SyncSection(
             bucket_bytes=int(options.bucket_mib * (1 << 20)), transport="distributed",
-            deadline_seconds=options.seconds, delta=options.delta,
+            deadline_seconds=options.seconds, delta=options.delta, overlap=options.overlap,
         )  # fmt: skip
         self._wait = datetime.timedelta(seconds=options.seconds)
         self._store: Any = None
@@ -193,17 +197,25 @@ class _Rank:
         store = f"tcp://{_address(options.nodes[0])}:{PORT}"
         weight_sync = PlannedSync(trainer, self._sync, addresses, manifests, topology=topology, store=store)
         self._store.set("digest", weight_sync.digest)
-        seconds, sent = [], []
+        seconds, sent, transfers = [], [], []
         trainer.fill(0)
         for version in range(options.repeats + 1):
             if version:
                 _change(trainer, version, options.changed)
             self._meet(f"filled{version}")
-            figures = weight_sync.send(_session(version, weight_sync.digest))
+            session = _session(version, weight_sync.digest)
+            if options.overlap == "on":
+                started = time.monotonic()
+                weight_sync.send_ahead(session)
+                transfers.append(time.monotonic() - started)
+                self._store.set(f"taken{version}", "")
+                figures = weight_sync.commit()
+            else:
+                figures = weight_sync.send(session)
             seconds.append(figures["move_seconds"])
             sent.append(int(figures.get("sent_bytes", 0)))
         if rank == 0:
-            self._show(weight_sync.plan, seconds, sent)
+            self._show(weight_sync.plan, seconds, sent, transfers)
         weight_sync.close()
         trainer.close()
         return 0
@@ -217,9 +229,24 @@ class _Rank:
         for version in range(self._options.repeats + 1):
             storage.poison()
             self._meet(f"filled{version}")
-            receiver.receive(_session(version, digest), StorageConsumer(storage))
+            session, steps = _session(version, digest), 0
+            if self._options.overlap == "on":
+                receiver.stage(session)
+                steps = self._compute_until(f"taken{version}")
+            started = time.monotonic()
+            receiver.receive(session, StorageConsumer(storage))
+            stopped = time.monotonic() - started
+            self._store.set(f"stop{version}-{number}", json.dumps([stopped, steps]))
         receiver.close()
         return 0
+
+    def _compute_until(self, name: str) -> int:
+        """Multiply matrices, as a stand-in for generation, until the store has `name`; return how often."""
+        steps, weights = 0, torch.ones(256, 256)
+        while not self._store.check([name]):
+            weights = torch.softmax(weights @ weights, dim=1)
+            steps += 1
+        return steps
 
     def _meet(self, name: str) -> None:
         self._store.add(name, 1)
@@ -229,7 +256,9 @@ class _Rank:
                 raise WeightSyncError(f"not all ranks came to {name}")
             time.sleep(0.02)
 
-    def _show(self, plan: Plan, seconds: Sequence[float], sent: Sequence[int]) -> None:
+    def _show(
+        self, plan: Plan, seconds: Sequence[float], sent: Sequence[int], transfers: Sequence[float]
+    ) -> None:
         """Print what was measured beside what the links need at full rate, without the first session."""
         into, out = plan.traffic[2], plan.traffic[4]
         rate = self._options.gbit * 1e9 / 8
@@ -247,7 +276,23 @@ class _Rank:
             "all_seconds": list(seconds),
             "sent_bytes_of_rank_0": list(sent),
         }
+        if transfers:
+            report |= self._stops(transfers)
         print(json.dumps(report, indent=1), flush=True)
+
+    def _stops(self, transfers: Sequence[float]) -> dict[str, Any]:
+        """Return how long engine ranks stopped after each transfer, and how much they computed during it."""
+        stops = []
+        for version in range(1, len(transfers)):
+            ranks = [json.loads(self._store.get(f"stop{version}-{n}")) for n in range(self._engines)]
+            stops.append((max(stop for stop, _ in ranks), min(steps for _, steps in ranks)))
+        ratios = [stop / transfer for (stop, _), transfer in zip(stops, transfers[1:], strict=True)]
+        return {
+            "transfer_seconds": list(transfers),
+            "stop_seconds": [stop for stop, _ in stops],
+            "least_steps_meanwhile": [steps for _, steps in stops],
+            "stop_over_transfer": statistics.median(ratios),
+        }
 
 
 def _session(version: int, digest: str) -> Session:

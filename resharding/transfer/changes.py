@@ -57,16 +57,20 @@ class SentWeights:
         amounts.sent += new.numel() if result is None else result.numel()
         return result
 
-    def end(self, version: int, tensors: Sequence[torch.Tensor], move_seconds: float) -> dict[str, float]:
-        """Keep the version that all receivers have committed; return the bytes sent, by metric name."""
+    def keep(self, tensors: Sequence[torch.Tensor], move_seconds: float) -> dict[str, float]:
+        """Keep what was sent, of no version until `commit`; return the bytes sent, by metric name."""
+        self._version, amounts = None, self._session
         if len(self.tensors) != len(tensors):
             self.tensors = [torch.empty_like(tensor) for tensor in tensors]
         for kept, tensor in zip(self.tensors, tensors, strict=True):
             kept.copy_(tensor)
-        self._version, amounts = version, self._session
         if amounts.sent == amounts.whole and move_seconds > 0:
             self._link = amounts.sent / move_seconds
         return {"sent_bytes": float(amounts.sent)}
+
+    def commit(self, version: int) -> None:
+        """Note that all receivers have what was kept, as this version."""
+        self._version = version
 
 
 @dataclasses.dataclass(slots=True)

@@ -17,13 +17,16 @@ from mrl.resharding.wire.processes import ProcessId
 class SessionConversation:
     """Conversation that begins with `accept`; everything after is with the accepted sender."""
 
-    def __init__(self, listener: Listener, session: Session, deadline_seconds: float) -> None:
+    def __init__(
+        self, listener: Listener, session: Session, deadline_seconds: float, given_up: Lost = lambda: None
+    ) -> None:
+        """`given_up`: returns why this receiver itself gave up the session, or None."""
         self.session = session
         self.wait_seconds = 0.0
         """Seconds spent waiting for the sender since it was accepted."""
         self._listener, self._seconds = listener, deadline_seconds
         self._sender: tuple[bytes, ProcessId] | None = None
-        self._lost: Lost = lambda: None
+        self._given_up, self._gone = given_up, given_up
 
     @property
     def accepted(self) -> bool:
@@ -34,7 +37,9 @@ class SessionConversation:
         """Wait for this session's sender; raise WeightSyncError if it is late or opens another session."""
         session, deadline = self.session, time.monotonic() + self._seconds
         while True:
-            sender, message = self._listener.receive(deadline, f"the sender of {session} to open it")
+            sender, message = self._listener.receive(
+                deadline, f"the sender of {session} to open it", self._given_up
+            )
             if isinstance(message, m.Open) and message.session_id == session.session_id:
                 break
             self._refuse(sender, message, f"this receiver waits for {session}")
@@ -49,7 +54,7 @@ class SessionConversation:
             self._listener.send(sender, m.Failed(session_id=message.session_id, error=reason))
             raise WeightSyncError(reason)
         self._sender = (sender, ProcessId(message.pid, message.start_ticks))
-        self._lost = self._listener.watch(*self._sender)
+        self._gone = self._listener.watch(*self._sender)
         return message
 
     def send(self, message: m.Message) -> None:
@@ -83,6 +88,9 @@ class SessionConversation:
         if pending is not None and pending[0] == self._sender[0] and isinstance(pending[1], m.Abort):
             return f"the sender gave up {self.session}:\n{pending[1].error}\nand this"
         return self._lost()
+
+    def _lost(self) -> str | None:
+        return self._given_up() or self._gone()
 
     def _refuse(self, sender: bytes, message: m.AnyMessage | WeightSyncError, why: str) -> None:
         """Answer an Open or a malformed message; ignore other messages of a refused or dead session."""

@@ -6,10 +6,11 @@ receivers, each with sync.deadline_seconds.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -30,7 +31,7 @@ from mrl.resharding.transfer.changes import SentWeights
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.lease import LentMemory, describe_device, describe_files, lenders_tensors
 from mrl.resharding.transfer.proof import ReadBoxes, TrainerProof
-from mrl.resharding.transfer.run_session import ReceiverFeed, run_session
+from mrl.resharding.transfer.run_session import ReceiverFeed, SentSession
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import leased_tensors, tables_of
@@ -109,6 +110,13 @@ class PlannedSync:
         self._num_receivers = len(addresses)
         self._sent = self._sent_weights()
         self._mesh = None if sync.transport == "auto" else self._mesh_through(store)
+        if sync.overlap == "on" and self._mesh is None:
+            raise WeightSyncError(
+                "sync.overlap = on needs messages, but with sync.transport = auto engines read the trainer's "
+                "memory, which takes as long as loading; set sync.overlap to auto or off"
+            )
+        self._in_flight: SentSession | None = None
+        """The session that receivers have taken but not loaded."""
         self._senders = {
             r: WeightSender(addresses[r], sync, self._link_to(r))
             for r in range(self._rank, len(addresses), world)
@@ -279,14 +287,28 @@ class PlannedSync:
         """Send one session under a lease of the parameter memory; all trainer ranks call it together.
 
         Nothing is sent to the `absent` engine ranks. Returns seconds and bytes by metric name."""
+        with self._memory_leased():
+            self._start(session, absent, until_taken=False)
+            return self.commit()
+
+    def send_ahead(self, session: Session, absent: Sequence[int] = ()) -> None:
+        """Send one session until all receivers have taken it; `commit` ends it, another session gives it up.
+
+        The parameters must not change before it returns."""
+        with self._memory_leased():
+            self._start(session, absent, until_taken=True)
+
+    def _start(self, session: Session, absent: Sequence[int], *, until_taken: bool) -> None:
         trainer = self._trainer
+        if self._in_flight is not None:
+            self._in_flight.give_up(f"{session} took its place")
+            self._in_flight, self._lane = None, None
         ranks = RankGroup(self._group, self._sync.deadline_seconds, trainer.device)
-        trainer.memory.lease()  # before the ranks meet: a receiver may read from then on
-        try:
+        with self._lane_emptied():
             self._require_agreed(session, ranks, absent)
             self._leave_out(absent)
             feeds = self.receiver_feeds(ranks)
-            figures = run_session(
+            self._in_flight = SentSession(
                 [self._leased(feed) for feed in feeds if feed.receiver not in absent],
                 session,
                 self.part,
@@ -298,15 +320,38 @@ class PlannedSync:
                 reads_buckets=self._route.reads_buckets,
                 sent=self._sent,
             )
-        except BaseException:
-            self._lane = None  # its buckets may still have messages of the failed session in flight
-            raise
-        finally:
-            trainer.memory.release()
+            self._in_flight.send(until_taken=until_taken)
+
+    def commit(self) -> dict[str, float]:
+        """End the session of `send_ahead` once all receivers have loaded it; return seconds and bytes by
+        metric name. All trainer ranks call it together."""
+        if self._in_flight is None:
+            raise WeightSyncError("no session is in flight; call send_ahead first")
+        with self._lane_emptied():
+            figures = self._in_flight.commit()
+        self._in_flight = None
         return figures | {
             "cross_slot_bytes": float(self.received_bytes),
-            "whole_bytes": float(sum(feed.tables.whole_bytes for feed in feeds)),
+            "whole_bytes": float(sum(feed.tables.whole_bytes for feed in self._feeds or ())),
         }
+
+    @contextlib.contextmanager
+    def _memory_leased(self) -> Iterator[None]:
+        """Keep the parameters where they are."""
+        self._trainer.memory.lease()  # before the ranks meet: a receiver may read from then on
+        try:
+            yield
+        finally:
+            self._trainer.memory.release()
+
+    @contextlib.contextmanager
+    def _lane_emptied(self) -> Iterator[None]:
+        """Drop the session and the lane after an error: its buckets may still have messages in flight."""
+        try:
+            yield
+        except BaseException:
+            self._in_flight, self._lane = None, None
+            raise
 
     def _require_agreed(self, session: Session, ranks: RankGroup, absent: Sequence[int]) -> None:
         """Raise WeightSyncError on all ranks if they disagree, or differ from the folder they loaded.
@@ -336,6 +381,8 @@ class PlannedSync:
                 self._route, self._feeds = self._plan_without(absent), None
         if self._mesh is not None:
             self._mesh.keep([r for r in range(self._num_receivers) if r not in absent])
+            if self._sync.overlap == "on" and self._trainer.device.type == "cpu":
+                self._mesh.num_buckets = max(2, len(self.part.windows))  # GPUs keep windows on the host
 
     def _plan_without(self, absent: Sequence[int]) -> Plan:
         """Return the plan in which nobody depends on the absent engine ranks."""

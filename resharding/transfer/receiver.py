@@ -2,14 +2,15 @@
 
 Owns the protocol, not the model: a consumer loads (vLLM's: `vllm/modules.py`). It runs inside one blocking
 call with a deadline on every wait. After any error the consumer restores itself, the sender gets the
-traceback, and the state is failed until a full session commits.
+traceback, and the state is failed until a full session commits. With `stage`, a thread takes the bytes before
+that call, while the engine serves (staging.py).
 """
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -23,6 +24,7 @@ from mrl.resharding.transfer.lease import Lease, reuse_or_open_lease
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.session import ReceiverProgress, ReceiverState, Session
 from mrl.resharding.transfer.slot_tables import Tables
+from mrl.resharding.transfer.staging import Staging, Taken
 from mrl.resharding.wire import memory
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Listener
@@ -80,6 +82,8 @@ class Receiver:
         self._known_proofs: dict[tuple[str, str], EngineProof] = {}
         self._proof: EngineProof | None = None
         """Proof of the open session; None if the session has none."""
+        self._staged: Staging | None = None
+        """Session whose bytes a thread takes."""
         self._lease: Lease | None = None
         self._neighbours: list[NeighbourBuckets] = []
         self._held = HeldMessages()
@@ -90,23 +94,54 @@ class Receiver:
         """Address that this rank's sender connects to."""
         return self._listener.address
 
+    def stage(self, session: Session) -> None:
+        """Start to take a session's bytes in a thread, beside the weights; `receive` then loads them.
+
+        An error of the thread gives the session up and changes nothing else: the engine serves as before.
+        Raises WeightSyncError if the session does not follow the committed version."""
+        self.progress.require_next(session)
+        self._give_up_staged()
+        self._spent = dict.fromkeys(("copy", "load", "process"), 0.0)
+        self._staged = Staging(self._listener, session, self.deadline_seconds, self._device, self._stage)
+
+    def _stage(self, conversation: SessionConversation) -> Taken:
+        """Take all windows without loading them."""
+        try:
+            opening, tables = self._begin(conversation)
+            if opening.lease or opening.at_once:
+                raise WeightSyncError(f"{conversation.session} lends memory, which only `receive` reads")
+            inbox = self._open_inbox()
+            for number, window in enumerate(tables.windows):
+                inbox.keep(number, self._window(conversation, window.bucket_bytes, number))
+                memory.synchronize(self._device)
+                conversation.send(m.Done(session_id=conversation.session.session_id, index=number))
+            return Taken(opening, tables)
+        except BaseException as error:
+            self._report(conversation, error)
+            raise
+
     def receive(self, session: Session, consumer: Consumer) -> dict[str, float]:
-        """Take one whole session; return the seconds of its waits and phases after commit.
+        """Take one whole session, or load a staged one; return the seconds of its waits and phases after
+        commit.
 
         After any error the consumer is restored, the lease ended, the sender informed and the state failed.
+        If staging failed, the engine serves as before.
         """
+        staged = self._staged if self._staged is not None and self._staged.session == session else None
+        self.progress.require_next(session)
+        if staged is None:
+            self._give_up_staged()
+            self._spent = dict.fromkeys(("copy", "load", "process"), 0.0)
+            conversation = SessionConversation(self._listener, session, self.deadline_seconds)
+        else:
+            self._staged, conversation = None, staged.conversation
+        taken = None if staged is None else staged.taken()
         self.progress.prepare(session)
-        self._spent = dict.fromkeys(("copy", "load", "process"), 0.0)
-        conversation = SessionConversation(self._listener, session, self.deadline_seconds)
         try:
-            opening = self._accept(conversation)
-            tables = self._tables(conversation, opening)
-            if tables.neighbours:
-                self._meet_neighbours(conversation, tables)
-            self._open_inbox().connect(conversation.peer_failure)
+            opening, tables = self._begin(conversation) if taken is None else (taken.opening, taken.tables)
             self.progress.receiving()
             self._proof = self._proof_of(tables, consumer.manifest) if session.full else None
-            self._take_windows(conversation, opening, tables, consumer)
+            self._take_windows(conversation, opening, tables, consumer, are_kept=taken is not None)
             seconds = self._finish(conversation, consumer)
             self._commit(conversation, seconds)
             return seconds
@@ -114,18 +149,36 @@ class Receiver:
             self._fail(conversation, error, consumer)
             raise
 
+    def _begin(self, conversation: SessionConversation) -> tuple[m.Open, Tables]:
+        """Accept the sender, and join all other ends."""
+        opening = self._accept(conversation)
+        tables = self._tables(conversation, opening)
+        if tables.neighbours:
+            self._meet_neighbours(conversation, tables)
+        self._open_inbox().connect(conversation.peer_failure)
+        return opening, tables
+
     def _fail(self, conversation: SessionConversation, error: BaseException, consumer: Consumer) -> None:
         begun = self.progress.state in (ReceiverState.RECEIVING, ReceiverState.VERIFIED)
-        text = "".join(traceback.format_exception(error))
         self.progress.fail()
+        self._report(conversation, error, consumer.abort if begun else lambda: None)
+
+    def _report(
+        self,
+        conversation: SessionConversation,
+        error: BaseException,
+        restore: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Restore what was loaded, release all memory of the sender, and send it the error."""
+        text = "".join(traceback.format_exception(error))
         traceback.clear_frames(
             error.__traceback__
         )  # frames of the failed call would keep leased memory mapped
-        if begun:
-            consumer.abort()
+        restore()
         self._end_lease()
-        if conversation.accepted:
-            conversation.send(m.Failed(session_id=conversation.session.session_id, error=text))
+        if not conversation.accepted:
+            return
+        conversation.send(m.Failed(session_id=conversation.session.session_id, error=text))
         if self._inbox is not None:
             self._inbox.drop()  # after the error: a sender that loses a message waits for that error
 
@@ -134,8 +187,18 @@ class Receiver:
         if self.progress.serving:
             self.progress.fail()
 
+    def _give_up_staged(self) -> None:
+        """End a session that was staged and will not be loaded."""
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            staged.give_up(lambda: None if self._inbox is None else self._inbox.drop())
+
     def release(self) -> None:
         """Unmap buffers and leased memory; their owner may free them after it returns."""
+        self._give_up_staged()
+        self._unmap()
+
+    def _unmap(self) -> None:
         self._end_lease()
         self._leave_neighbours()
         inbox, self._inbox = self._inbox, None
@@ -194,9 +257,17 @@ class Receiver:
         return tables
 
     def _take_windows(
-        self, conversation: SessionConversation, opening: m.Open, tables: Tables, consumer: Consumer
+        self,
+        conversation: SessionConversation,
+        opening: m.Open,
+        tables: Tables,
+        consumer: Consumer,
+        *,
+        are_kept: bool,
     ) -> None:
-        """Write and prove all windows; end a lease that must end before the receiver reports completion."""
+        """Write and prove all windows; end a lease that must end before the receiver reports completion.
+
+        `are_kept`: they were staged, and acknowledged then."""
         if opening.at_once and any(window.bucket_bytes for window in tables.windows):
             raise WeightSyncError(f"{conversation.session} sends no messages, but its windows need some")
         self._lease = reuse_or_open_lease(self._lease, opening.lease)
@@ -205,6 +276,8 @@ class Receiver:
         for expected in range(len(tables.windows)):
             if opening.at_once:
                 received = torch.empty(0, dtype=torch.uint8, device=self._device)
+            elif are_kept:
+                received = self._open_inbox().kept(expected, tables.windows[expected].bucket_bytes)
             else:
                 received = self._window(conversation, tables.windows[expected].bucket_bytes, expected)
             arrays = self._neighbours_arrays(conversation, expected) if tables.neighbours else []
@@ -213,7 +286,8 @@ class Receiver:
             arrays.clear()
             memory.synchronize(self._device)
             self._spent["load"] += time.monotonic() - mark
-            conversation.send(m.Done(session_id=conversation.session.session_id, index=expected))
+            if not are_kept:
+                conversation.send(m.Done(session_id=conversation.session.session_id, index=expected))
         sources.clear()
         if not self._lease.reusable:
             self._end_lease()
@@ -231,7 +305,7 @@ class Receiver:
             raise WeightSyncError(f"{conversation.session}: expected window {expected}, got {message!r:.200}")
         mark = time.monotonic()
         held = self._held.window(expected) if self._open_inbox().packs else None
-        received = self._bytes(conversation, message.buffer, size, message.messages, held)
+        received = self._bytes(conversation, expected, size, message.messages, held)
         self._spent["copy"] += time.monotonic() - mark
         return received
 
@@ -302,14 +376,14 @@ class Receiver:
     def _bytes(
         self,
         conversation: SessionConversation,
-        which: int,
+        window: int,
         num_bytes: int,
         parcels: Sequence[m.BucketMessage] | None = None,
         held: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return a bucket's bytes; if the sender gives up, which drops its messages, raise its reason."""
+        """Return a window's bytes; if the sender gives up, which drops its messages, raise its reason."""
         try:
-            return self._open_inbox().take(which, num_bytes, parcels, held)
+            return self._open_inbox().take(window, num_bytes, parcels, held)
         except MessageLost:
             while True:  # until its Abort, its death or the deadline raises
                 conversation.next("the sender's own error", seconds=_LAST_WORDS_SECONDS)
@@ -321,7 +395,7 @@ class Receiver:
     def _map(self, descriptions: list[dict]) -> None:
         """Open the sender's buffers, or keep those of an earlier session if they are the same."""
         if self._inbox is None or not self._inbox.is_for(descriptions):
-            self.release()
+            self._unmap()
             if descriptions[0]["kind"] in KINDS:
                 device, seconds = self._device, self.deadline_seconds
                 self._inbox = MeshInbox(descriptions, device=device, deadline_seconds=seconds)

@@ -2,7 +2,8 @@
 
 Waits for receivers to free a bucket and for the peers' messages of a window, each with the deadline. All
 ranks agree before each window starts, so all raise one rank's failure. Every rank visits every window. A rank
-may feed several engine ranks (separate pools) or none.
+may feed several engine ranks (separate pools) or none. `SentSession.send` and `commit` are separate, so that
+receivers may load the bytes later than they get them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import dataclasses
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,64 +59,133 @@ def run_session(
 ) -> dict[str, float]:
     """Send one session; every rank of the group calls it. All ranks return after the commit, or all raise.
 
-    The memory that the feeds lease may change again after it returns or raises.
+    The memory that the feeds lease may change again after it returns or raises. Arguments are those of
+    `SentSession`, the result is that of its `commit`."""
+    session_in_flight = SentSession(
+        feeds, session, part, tensors, lane, ranks, proof, mesh=mesh, reads_buckets=reads_buckets, sent=sent
+    )
+    session_in_flight.send()
+    return session_in_flight.commit()
 
-    Args:
-        part: what this rank packs from `tensors`, its own parameters in the manifest's order.
-        lane: None on all ranks if leases cover everything: no slot gets a message, and receivers begin once
-            the session is announced. The ranks must have met before.
-        proof: this rank's; it covers the receivers of `feeds`. In a session with a proof, all ranks compute
-            it together after everything was sent, while the parameters cannot change.
-        mesh: needed also by a rank that feeds no engine rank.
-        reads_buckets: some engine ranks read the receive buckets of others; equal on all ranks.
-        sent: the version before, if changes may be sent; None on all ranks or on none.
 
-    Returns:
-        By metric name: seconds of this rank, of its slowest receiver, and bytes of this slot.
-    """
-    flat, senders = [tensor.reshape(-1) for tensor in tensors], [feed.sender for feed in feeds]
-    try:
-        opened = ranks.run_on_all(lambda: _open(session, feeds, at_once=lane is None))
-        if reads_buckets or sent is not None:
+class SentSession:
+    """A session that this rank sends and later commits; every rank of the group makes the same calls.
+
+    A call that raises gives the session up on all ranks."""
+
+    def __init__(
+        self,
+        feeds: Sequence[ReceiverFeed],
+        session: Session,
+        part: SlotPart,
+        tensors: Sequence[torch.Tensor],
+        lane: Transport | None,
+        ranks: RankGroup,
+        proof: TrainerProof,
+        *,
+        mesh: TrainerMesh | None = None,
+        reads_buckets: bool = False,
+        sent: SentWeights | None = None,
+    ) -> None:
+        """Describe the session; `send` opens it.
+
+        Args:
+            part: what this rank packs from `tensors`, its own parameters in the manifest's order.
+            lane: None on all ranks if leases cover everything: no slot gets a message, and receivers begin
+                once the session is announced. The ranks must have met before.
+            proof: this rank's; it covers the receivers of `feeds`. In a session with a proof, all ranks
+                compute it together after everything was sent, while the parameters cannot change.
+            mesh: needed also by a rank that feeds no engine rank.
+            reads_buckets: some engine ranks read the receive buckets of others; equal on all ranks.
+            sent: the version before, if changes may be sent; None on all ranks or on none.
+        """
+        self._feeds, self._session, self._part, self._lane = feeds, session, part, lane
+        self._flat = [tensor.reshape(-1) for tensor in tensors]
+        self._ranks, self._proof, self._mesh, self._sent = ranks, proof, mesh, sent
+        self._reads_buckets = reads_buckets
+        self._senders = [feed.sender for feed in feeds]
+        self._proofs: Sequence[str | None] = [None] * len(feeds)
+        self._figures: dict[str, float] = {}
+
+    def send(self, *, until_taken: bool = False) -> None:
+        """Open the session, send all windows and compute the proof.
+
+        `until_taken`: return once all receivers have taken everything; the parameters may change then, and
+        receivers load what they have when `commit` is called."""
+        with self._given_up_on_error(wait=not until_taken):
+            self._open()
+            started, packing = time.monotonic(), 0.0
+            if self._lane is not None:
+                packing = _send_windows(self._feeds, self._part, self._flat, self._lane, self._ranks)
+            if until_taken:
+                self._ranks.run_on_all(lambda: [sender.wait_until_taken() for sender in self._senders])
+            moved = proved = time.monotonic()
+            if self._session.full:
+                receivers = [feed.receiver for feed in self._feeds]
+                self._proofs = self._proof.exchange_digests(self._flat, self._ranks, receivers)
+                proved = time.monotonic()
+            if self._sent is not None:
+                self._figures = self._sent.keep(self._flat, moved - started)
+        self._figures |= {
+            "move_seconds": moved - started,
+            "pack_seconds": packing,
+            "prove_seconds": proved - moved,
+        }
+
+    def _open(self) -> None:
+        """Open the session on all receivers; let those that read buckets or messages know all they need."""
+        feeds, ranks, session, sent = self._feeds, self._ranks, self._session, self._sent
+        opened = ranks.run_on_all(lambda: _open(session, feeds, at_once=self._lane is None))
+        if self._reads_buckets or sent is not None:
             opened = {r: answer for of_rank in ranks.all_gather(opened) for r, answer in of_rank.items()}
-        if reads_buckets:
+        if self._reads_buckets:
             _introduce(feeds, {receiver: answer.buckets for receiver, answer in opened.items()})
         if sent is not None:
             sent.begin({receiver: answer.held_version for receiver, answer in opened.items()})
-        if lane is not None:
-            ranks.run_on_all(lambda: _connect(senders, session, mesh))
-        started, packing = time.monotonic(), 0.0
-        if lane is not None:
-            packing = _send_windows(feeds, part, flat, lane, ranks)
-        moved = proved = time.monotonic()
-        proofs: Sequence[str | None] = [None] * len(feeds)
-        if session.full:
-            proofs = proof.exchange_digests(flat, ranks, [feed.receiver for feed in feeds])
-            proved = time.monotonic()
-        verified = ranks.run_on_all(lambda: [s.finish(p) for s, p in zip(senders, proofs, strict=True)])
-        finished = time.monotonic()
-        ranks.run_on_all(lambda: [sender.commit() for sender in senders])
-    except BaseException as error:
-        for sender in senders:
-            sender.abort("".join(traceback.format_exception(error)), wait=True)
-        if mesh is not None:
-            mesh.drop()
-        traceback.clear_frames(error.__traceback__)  # else a kept error keeps the buffers mapped
-        raise
-    reports = [v.seconds for v in verified]
-    sizes = {} if sent is None else sent.end(session.to_version, flat, moved - started)
-    return (
-        sizes
-        | {f"{name}_seconds": max(r[name] for r in reports) for name in (reports[0] if reports else ())}
-        | {
-            "bytes": float(sum(feed.tables.num_bytes for feed in feeds)),
-            "move_seconds": moved - started,
-            "pack_seconds": packing,
-            "commit_seconds": time.monotonic() - finished,
-            "prove_seconds": proved - moved,
-            "sender_wait_seconds": max((sender.wait_seconds for sender in senders), default=0.0),
-        }
-    )
+        if self._lane is not None:
+            ranks.run_on_all(lambda: _connect(self._senders, session, self._mesh))
+
+    def commit(self) -> dict[str, float]:
+        """Wait until all receivers have loaded and checked everything, then make the version visible.
+
+        Returns:
+            By metric name: seconds of this rank, of its slowest receiver, and bytes of this slot.
+        """
+        ranks, senders = self._ranks, self._senders
+        with self._given_up_on_error(wait=True):
+            verified = ranks.run_on_all(
+                lambda: [s.finish(p) for s, p in zip(senders, self._proofs, strict=True)]
+            )
+            finished = time.monotonic()
+            ranks.run_on_all(lambda: [sender.commit() for sender in senders])
+        if self._sent is not None:
+            self._sent.commit(self._session.to_version)
+        reports = [v.seconds for v in verified]
+        return (
+            self._figures
+            | {f"{name}_seconds": max(r[name] for r in reports) for name in (reports[0] if reports else ())}
+            | {
+                "bytes": float(sum(feed.tables.num_bytes for feed in self._feeds)),
+                "commit_seconds": time.monotonic() - finished,
+                "sender_wait_seconds": max((sender.wait_seconds for sender in senders), default=0.0),
+            }
+        )
+
+    def give_up(self, reason: str, *, wait: bool = False) -> None:
+        """Give up the session on this rank. `wait`: until receivers have released what they were lent."""
+        for sender in self._senders:
+            sender.abort(reason, wait=wait)
+        if self._mesh is not None:
+            self._mesh.drop()
+
+    @contextlib.contextmanager
+    def _given_up_on_error(self, *, wait: bool) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.give_up("".join(traceback.format_exception(error)), wait=wait)
+            traceback.clear_frames(error.__traceback__)  # else a kept error keeps the buffers mapped
+            raise
 
 
 def _open(session: Session, feeds: Sequence[ReceiverFeed], at_once: bool) -> dict[int, Opened]:

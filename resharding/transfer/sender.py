@@ -1,4 +1,4 @@
-"""The sending end: two buffers, one filled while the other is unpacked.
+"""The sending end: two buffers, one filled while the other is sent or unpacked.
 
 Owns the protocol. Its link (`wire`) moves the bytes, its caller (`run_session`) fills the buffers.
 """
@@ -139,14 +139,13 @@ class WeightSender:
             parcels: messages that bring bytes from other slots; None if there are none.
             in_flight: the receiver takes the messages itself; else they are in the buffer from `next_buffer`.
         """
-        session, which = self._open_session(), 1 if self._sent % 2 else 0
+        session = self._open_session()
         if not in_flight:
             memory.synchronize(self._memory().device)
         self._post(
             m.WindowFilled(
                 session_id=session.session_id,
                 index=self._sent,
-                buffer=which,
                 messages=None if parcels is None else list(parcels),
             )
         )
@@ -160,15 +159,19 @@ class WeightSender:
             )
         return self._link
 
+    def wait_until_taken(self) -> None:
+        """Wait until the receiver has taken all windows that were sent."""
+        while self._done < self._sent:
+            self._next(m.Done, f"bucket {self._done} to be taken")
+            self._done += 1
+
     def finish(self, proof: str | None = None) -> m.Verified:
         """End the windows; return after the receiver has loaded, checked and processed everything.
 
         `proof`: the trainer's digests of the receiver's cells (`proof.TrainerProof.exchange_digests`)."""
         session_id = self._open_session().session_id
         self._post(m.SessionEnd(session_id=session_id, num_windows=self._sent, proof=proof))
-        while self._done < self._sent:
-            self._next(m.Done, f"bucket {self._done} to be taken")
-            self._done += 1
+        self.wait_until_taken()
         return self._next(m.Verified, "the receiver to verify")
 
     def commit(self) -> None:

@@ -76,8 +76,8 @@ class ReceiverProgress:
     def serving(self) -> bool:
         return self.state is ReceiverState.COMMITTED
 
-    def prepare(self, session: Session) -> None:
-        """Open a session; refuse a second open one, and one that does not follow the committed version.
+    def require_next(self, session: Session) -> None:
+        """Refuse a session while another is open, and one that does not follow the committed version.
 
         A session from any version may also end at the committed one: every session sends all weights."""
         if self.state in (ReceiverState.PREPARED, ReceiverState.RECEIVING, ReceiverState.VERIFIED):
@@ -92,6 +92,10 @@ class ReceiverProgress:
                 f"{session} refused: it must start at this engine's committed version {self.version} and end "
                 "at a later one (or at the same one, if the weights were lost)"
             )
+
+    def prepare(self, session: Session) -> None:
+        """Open a session that passes `require_next`."""
+        self.require_next(session)
         self._move(ReceiverState.PREPARED)
         self.session = session
 

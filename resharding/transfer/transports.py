@@ -122,7 +122,8 @@ class MeshTransport:
         for m in (m for m in window.sends if m.peer in self._receiver_of_slot):
             data, place = bucket[m.offset : m.offset + m.num_bytes], self._places[turn][m.peer]
             receiver, packed = self._receiver_of_slot[m.peer], changes.get(m.peer)
-            messages.append(Outgoing(receiver, data, packed, bucket=turn % 2, offset=place))
+            bucket_number = turn % self._mesh.num_buckets
+            messages.append(Outgoing(receiver, data, packed, bucket=bucket_number, offset=place))
         self._works[turn % 2] = self._mesh.send(messages)
 
     def finish(self, turn: int) -> None:

@@ -79,6 +79,12 @@ class SlotEngine(WeightTransferEngine):
     def start_weight_update(self) -> None:
         """Do nothing: the model is touched only after a sender was accepted."""
 
+    def stage(self, session: Session) -> None:
+        """Start to take a session's bytes while the engine serves; `receive_weights` loads them."""
+        if self.receiver is None:
+            raise WeightSyncError("no sender has an address yet; call prepare_sync first")
+        self.receiver.stage(session)
+
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Take one whole session; return after its commit or raise its error."""
         if self.receiver is None:
@@ -130,6 +136,14 @@ class WorkerExtension:
         """Return memory that a CPU worker no longer uses to the machine, for the slot's trainer."""
         release_free_memory()
         return {}
+
+    def mrl_stage(self, session: dict[str, Any]) -> dict[str, Any]:
+        """Start to take a session's bytes while this worker runs steps; `mrl_receive` loads them."""
+        try:
+            self.weight_transfer_engine.stage(Session(**session))
+            return {}
+        except Exception:
+            return {"error": traceback.format_exc()}
 
     def mrl_receive(self, session: dict[str, Any]) -> dict[str, Any]:
         """Run vLLM's three phases for one session; return {seconds} or {error, serving}.

@@ -51,6 +51,8 @@ class TrainerMesh:
         """
         self.kind = kind
         self.packs = packs
+        self.num_buckets = 2
+        """Receive buckets of every engine rank, which the windows take in turn."""
         self.device = device
         self.rank, self.num_trainers = rank, num_trainers
         self._store, self._receivers = store, list(range(num_receivers))
@@ -69,6 +71,7 @@ class TrainerMesh:
             "rank": self._rank_of(receiver),
             "size": self._size,
             "packs": self.packs,
+            "num_buckets": self.num_buckets,
         }
 
     def keep(self, receivers: Sequence[int]) -> None:
@@ -157,13 +160,18 @@ class MeshInbox:
     ) -> None:
         (self._description,) = descriptions
         self._device, self._seconds = device, deadline_seconds
-        self.num_bytes = self._description["num_bytes"]
+        self.num_bytes, self._num_buckets = self._description["num_bytes"], self._description["num_buckets"]
         self._mesh: Joined | None = None
-        self._shared = SharedBuckets(self.num_bytes) if device.type == "cpu" else None
+        self._shared = SharedBuckets(self.num_bytes, self._num_buckets) if device.type == "cpu" else None
         """Buckets that the node's other engine ranks may read; None on GPUs."""
         self._own: list[torch.Tensor] = []
         if self._shared is None:
-            self._own = [torch.empty(self.num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+            self._own = [
+                torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
+                for _ in range(self._num_buckets)
+            ]
+        self._on_host: dict[int, torch.Tensor] = {}
+        """On GPUs: windows kept for later, in page-locked memory."""
 
     @property
     def packs(self) -> bool:
@@ -183,7 +191,7 @@ class MeshInbox:
             device=self._device,
             deadline_seconds=self._seconds,
             lost=lost,
-            buckets=self._buckets,
+            buckets=[self._bucket(n) for n in range(self._num_buckets)],
         )
 
     def share(self, session_id: str) -> list[dict[str, Any]]:
@@ -195,17 +203,18 @@ class MeshInbox:
 
     def take(
         self,
-        which: int,
+        window: int,
         num_bytes: int,
         parcels: Sequence[BucketMessage] | None = None,
         held: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the bucket's first `num_bytes`, filled by the parcels' senders, until its next `take`.
+        """Return the first `num_bytes` of a window's bucket, filled by the parcels' senders; valid until a
+        window takes the bucket again.
 
         `held`: the same bytes in the version before, or empty; it becomes those of this version."""
         if self._mesh is None or parcels is None:
             raise WeightSyncError("a window came before the session's ranks had met, or without its messages")
-        bucket = self._buckets[which][:num_bytes]
+        bucket = self._bucket(window)[:num_bytes]
         expected = split(bucket, parcels)
         if self.packs and isinstance(self._mesh, Mesh):
             messages = self._mesh.receive_packed(expected)
@@ -224,9 +233,27 @@ class MeshInbox:
             self._shared.arrived()
         return bucket
 
-    @property
-    def _buckets(self) -> list[torch.Tensor]:
-        return self._own if self._shared is None else self._shared.buffers
+    def keep(self, window: int, received: torch.Tensor) -> None:
+        """Keep what `take` returned until `kept`: in its bucket, or on the host if there are only some."""
+        if self._shared is None:
+            room = self._on_host.get(window)
+            if room is None or room.numel() != received.numel():
+                room = torch.empty_like(received, device="cpu", pin_memory=True)
+            self._on_host[window] = room.copy_(received)
+        elif window >= self._num_buckets:
+            raise WeightSyncError(
+                f"window {window} would overwrite another one: this rank has {self._num_buckets} buckets"
+            )
+
+    def kept(self, window: int, num_bytes: int) -> torch.Tensor:
+        """Return a window's bytes that `keep` got in this session; on GPUs valid like those of `take`."""
+        bucket = self._bucket(window)[:num_bytes]
+        return bucket if self._shared is not None else bucket.copy_(self._on_host[window])
+
+    def _bucket(self, window: int) -> torch.Tensor:
+        if self._shared is not None:
+            return self._shared.bucket(window)
+        return self._own[window % self._num_buckets]
 
     def drop(self) -> None:
         mesh, self._mesh = self._mesh, None
@@ -235,7 +262,7 @@ class MeshInbox:
 
     def close(self) -> None:
         self.drop()
-        self._own = []
+        self._own, self._on_host = [], {}
         shared, self._shared = self._shared, None
         if shared is not None:
             shared.close()

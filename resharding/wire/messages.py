@@ -5,8 +5,8 @@ Open (session, buffers)            ->
                                    <-    Opened (tables wanted? own buckets) | Failed
 PlanTables                         ->    (only when wanted)
 Neighbours                         ->    (only when it reads their buckets)
-WindowFilled (buffer, digests) ... ->
-                                   <-    Done (the buffer is free again) | Failed
+WindowFilled (digests) ...         ->
+                                   <-    Done (the bytes were taken) | Failed
 SessionEnd (totals, proof)         ->
                                    <-    Verified (what was loaded) | Failed
 Commit | Abort                     ->
@@ -88,7 +88,7 @@ class WindowFilled(Message):
 
     kind: Literal["window"] = "window"
     index: Size
-    buffer: Literal[0, 1]
+    """Windows take the receive buckets in turn."""
     messages: list[BucketMessage] | None = None
     """Messages that make up the bucket: with digests if they are in the slot's memory, else still to come
     from the trainer ranks. None: this rank alone filled it."""

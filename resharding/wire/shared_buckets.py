@@ -1,7 +1,7 @@
 """Receive buckets that other engine ranks of the node may read: one copy of a byte into the node serves all.
 
 The owner counts the windows that arrived, in memory that its readers share. A window's bucket is filled again
-only after all engine ranks acknowledged that window, so readers need no further lock.
+only after all engine ranks have loaded that window, so readers need no further lock.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ _CHECK_SECONDS = 0.05
 
 
 class SharedBuckets:
-    """The owner's side: two buckets, and the number of windows of a session that arrived in them."""
+    """The owner's side: buckets that windows take in turn, and how many windows of a session arrived.
 
-    def __init__(self, num_bytes: int) -> None:
-        self._segments = [SharedSegment(num_bytes), SharedSegment(num_bytes), SharedSegment(16)]
+    Two buckets take all their memory at once; of more, each takes only what is written into it."""
 
-    @property
-    def buffers(self) -> list[torch.Tensor]:
-        """Both buckets, [num_bytes] uint8."""
-        return [segment.buffer for segment in self._segments[:2]]
+    def __init__(self, num_bytes: int, count: int = 2) -> None:
+        self._num_bytes, self._count = num_bytes, count
+        self._segments = [SharedSegment(count * num_bytes, sparse=count > 2), SharedSegment(16)]
+
+    def bucket(self, window: int) -> torch.Tensor:
+        """Return a window's bucket, [num_bytes] uint8."""
+        return _bucket(self._segments[0].buffer, self._num_bytes, window % self._count)
 
     def export(self) -> list[dict[str, Any]]:
         """Return what a reader needs to open them, as plain values."""
-        return [segment.export() for segment in self._segments]
+        return [segment.export() | {"bucket_bytes": self._num_bytes} for segment in self._segments]
 
     def begin(self, session_id: str) -> None:
         """Start to count a session's windows."""
@@ -48,7 +50,7 @@ class SharedBuckets:
 
     @property
     def _state(self) -> torch.Tensor:
-        return self._segments[2].buffer.view(torch.int64)
+        return self._segments[1].buffer.view(torch.int64)
 
     def close(self) -> None:
         """Free the memory; raise an error if this process still has a view of it."""
@@ -61,6 +63,7 @@ class NeighbourBuckets:
 
     def __init__(self, descriptions: Sequence[dict[str, Any]]) -> None:
         self._segments: list[OpenedSegment] = []
+        self._num_bytes = descriptions[0]["bucket_bytes"]
         try:
             for description in descriptions:
                 self._segments.append(OpenedSegment(description))
@@ -78,7 +81,7 @@ class NeighbourBuckets:
         Raises:
             WeightSyncError: the session failed, by `lost`, or the deadline passed.
         """
-        state, number = self._segments[2].buffer.view(torch.int64), _number(session_id)
+        state, number = self._segments[1].buffer.view(torch.int64), _number(session_id)
         start, pause = time.monotonic(), 1e-5
         checked = start
         while int(state[0]) != number or int(state[1]) <= window:
@@ -94,13 +97,18 @@ class NeighbourBuckets:
                     raise WeightSyncError(reason)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        return self._segments[window % 2].buffer
+        buffer = self._segments[0].buffer
+        return _bucket(buffer, self._num_bytes, window % (buffer.numel() // self._num_bytes))
 
     def close(self) -> None:
         """Unmap the memory."""
         segments, self._segments = self._segments, []
         for segment in segments:
             segment.close()
+
+
+def _bucket(buffer: torch.Tensor, num_bytes: int, place: int) -> torch.Tensor:
+    return buffer[place * num_bytes : (place + 1) * num_bytes]
 
 
 def _number(session_id: str) -> int:

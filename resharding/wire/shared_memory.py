@@ -26,13 +26,15 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 class SharedSegment:
     """A segment on its owner's side: `buffer`, a [size] uint8 tensor. Drop all views of it before `close`."""
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, *, sparse: bool = False) -> None:
+        """`sparse`: take memory for a page when it is first written, not for all pages at once."""
+        self._sparse = sparse
         self._fd = os.memfd_create("mrl-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, num_bytes)
         # A peer can rely on the size of its mapping: nobody can shrink the file under it (SIGBUS).
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
         self._token = uuid.uuid4().hex
-        self._map, self.buffer = _map(self._fd, num_bytes)
+        self._map, self.buffer = _map(self._fd, num_bytes, sparse=sparse)
 
     def export(self) -> dict[str, Any]:
         """Return what the peer needs to open it, as plain values."""
@@ -44,6 +46,7 @@ class SharedSegment:
             "start_ticks": owner.start_ticks,
             "fd": self._fd,
             "num_bytes": self.buffer.numel(),
+            "sparse": self._sparse,
         }
 
     def close(self) -> None:
@@ -64,7 +67,9 @@ class OpenedSegment:
         owner = ProcessId(description["pid"], description["start_ticks"])
         with file_of_process(owner, description["fd"], "shared segment") as (fd, path):
             _check(fd, path, description["num_bytes"])
-            self._map, self.buffer = _map(fd, description["num_bytes"])
+            self._map, self.buffer = _map(
+                fd, description["num_bytes"], sparse=description.get("sparse", False)
+            )
 
     def close(self) -> None:
         """Unmap the segment; acknowledge it only afterwards."""
@@ -90,8 +95,8 @@ def _check(fd: int, path: str, num_bytes: int) -> None:
         )
 
 
-def _map(fd: int, num_bytes: int) -> tuple[mmap.mmap, torch.Tensor]:
-    memory = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+def _map(fd: int, num_bytes: int, *, sparse: bool) -> tuple[mmap.mmap, torch.Tensor]:
+    memory = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | (0 if sparse else mmap.MAP_POPULATE))
     # numpy's array keeps the map's buffer: closing under a live tensor raises an error instead of crashing.
     return memory, torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
 

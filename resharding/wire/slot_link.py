@@ -71,14 +71,14 @@ class SlotInbox:
 
     def take(
         self,
-        which: int,
+        window: int,
         num_bytes: int,
         parcels: Sequence[BucketMessage] | None = None,
         held: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the bucket's first `num_bytes`, filled by the sender; valid until its next `take`. `held` is
-        ignored."""
-        bucket = self._opened[which].buffer[:num_bytes]
+        """Return the first `num_bytes` of a window's bucket, filled by the sender; valid until a window takes
+        the bucket again. `held` is ignored."""
+        bucket = self._opened[window % 2].buffer[:num_bytes]
         if parcels is None:
             return bucket
         for parcel, (rank, data) in zip(parcels, split(bucket, parcels), strict=True):
@@ -86,6 +86,13 @@ class SlotInbox:
                 raise WeightSyncError(f"{parcel} has no digest, but it reached the memory of a slot already")
             require_digest(data, parcel.digest, rank)
         return bucket
+
+    def keep(self, window: int, received: torch.Tensor) -> None:
+        """Refuse: loading from shared memory takes as long as keeping it elsewhere first."""
+        raise WeightSyncError("a session through shared memory cannot be received while the engine serves")
+
+    def kept(self, window: int, num_bytes: int) -> torch.Tensor:
+        raise WeightSyncError("shared memory keeps no windows")
 
     def drop(self) -> None:
         """Do nothing: the mapping stays."""

@@ -21,7 +21,7 @@ from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof
 from mrl.resharding.transfer.receiver import Consumer, Receiver
-from mrl.resharding.transfer.run_session import ReceiverFeed, run_session
+from mrl.resharding.transfer.run_session import ReceiverFeed, SentSession
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables, tables_of
@@ -112,13 +112,28 @@ def send(
     others: Sequence[WeightSender] = (),
 ) -> dict[str, float]:
     """Send as the only trainer rank. `others`: further senders, informed of the session first."""
+    in_flight = opened(sender, session, plan, values, seconds, others=others)
+    in_flight.send()
+    return in_flight.commit()
+
+
+def opened(
+    sender: WeightSender,
+    session: Session,
+    plan: Plan,
+    values: Sequence[torch.Tensor],
+    seconds: float = 30.0,
+    *,
+    others: Sequence[WeightSender] = (),
+) -> SentSession:
+    """Return a session of the only trainer rank, before it is sent."""
     part, ranks = plan.part(0), RankGroup(None, seconds, torch.device("cpu"))
     mesh, parcels, lane = None, None, OneRankLane(part, torch.device("cpu"))
     if isinstance(sender._link, MeshLink):
         mesh, parcels = sender._link._mesh, bucket_messages_of(plan.part(1), {0: 0})
         lane = MeshTransport(mesh, part, {1: 0}, [{1: 0} for _ in part.windows])
     feeds = [ReceiverFeed(each_sender, receiver_tables(plan), parcels) for each_sender in (*others, sender)]
-    return run_session(feeds, session, part, values, lane, ranks, proof_of(plan), mesh=mesh)
+    return SentSession(feeds, session, part, values, lane, ranks, proof_of(plan), mesh=mesh)
 
 
 class Receiving(threading.Thread):

@@ -67,15 +67,17 @@ def one_process(
     script: Script,
     together: bool = False,
     delta: str = "off",
+    overlap: str = "off",
 ) -> Any:
-    """Run a process of `run_ranks`: trainer ranks first, then receivers, with `together` on one node."""
+    """Run a process of `run_ranks`: trainer ranks first, then receivers, with `together` on one node. With
+    `overlap` on, receivers take each session before they load it."""
     trainers = layout.world_size
     with store_of(rank, trainers, port) as store:
         if rank < trainers:
-            sync = SYNC.model_copy(update={"transport": transport, "delta": delta})
+            sync = SYNC.model_copy(update={"transport": transport, "delta": delta, "overlap": overlap})
             end = train(rank, layout, sync, script, size - trainers, store, port, together)
         else:
-            end = generate(rank - trainers, size - trainers, transport, script, store)
+            end = generate(rank - trainers, size - trainers, transport, script, store, ahead=overlap == "on")
         meet(store, size, "sent")
         result = end() if rank >= trainers else None
         meet(store, size, "released")  # before buffers are freed, which receivers have mapped
@@ -118,8 +120,15 @@ def train(
         if step.joins:
             weight_sync.redial({receivers - 1: store.get("address-new").decode()})
         trainer.fill(step.end if step.content is None else step.content)
+        session = opened(number, step, weight_sync.digest)
         try:
-            figures.append(weight_sync.send(opened(number, step, weight_sync.digest), step.absent))
+            if sync.overlap == "on":
+                weight_sync.send_ahead(session, step.absent)
+                trainer.fill(-1)
+                store.set(f"taken{number}", "")
+                figures.append(weight_sync.commit())
+            else:
+                figures.append(weight_sync.send(session, step.absent))
         except WeightSyncError as error:
             errors[number] = str(error)
 
@@ -132,7 +141,9 @@ def train(
     return end
 
 
-def generate(number: int, receivers: int, transport: str, script: Script, store: dist.TCPStore) -> Any:
+def generate(
+    number: int, receivers: int, transport: str, script: Script, store: dist.TCPStore, *, ahead: bool
+) -> Any:
     """Run a receiver; return (versions after each of its sessions, errors of failed ones)."""
     storage = Storage(engine_manifests.engine_rank_manifests(TINY, Layout(tp=receivers))[number], CPU)
     host, last = None if transport == "auto" else HOST, number == receivers - 1
@@ -150,10 +161,16 @@ def generate(number: int, receivers: int, transport: str, script: Script, store:
             continue
         if step.joins and last:
             receiver = begin("address-new")
+        session = opened(turn, step, digests[step.whole])
+        if ahead:
+            was_serving = receiver.progress.serving
+            receiver.stage(session)
+            store.wait([f"taken{turn}"])
+            assert receiver.progress.serving is was_serving
         storage.poison()
         windows = Broken(storage) if step.breaks and last else StorageConsumer(storage)
         try:
-            receiver.receive(opened(turn, step, digests[step.whole]), windows)
+            receiver.receive(session, windows)
             content = step.end if step.content is None else step.content
             assert storage.first_difference(MadeUp(checkpoint, version=content)) is None
         except (WeightSyncError, ValueError) as error:

@@ -91,6 +91,24 @@ def test_sessions_go_on_without_a_receiver_and_with_the_one_that_replaces_it(
     assert [versions for versions, _ in results[size:]] == [[0, 0, 1, 2, 3, 4, 5], [0, 0, 3, 4, 4, 5]]
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("transport", "together", "delta"),
+    [("distributed", True, "off"), ("nixl", True, "off"), ("distributed", False, "on")],
+)
+def test_sessions_that_are_taken_before_they_are_loaded(
+    transport: str, together: bool, delta: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer's parameters change once all is taken; the last receiver fails while it loads, is left
+    out, and is replaced. `together`: receivers read each other's buckets when they load."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    arguments = (Layout(dp=2), transport, ONE_IS_REPLACED, together, delta, "on")
+    results = run_ranks(one_process, 4, *arguments, seconds=240)
+    for figures, errors, _ in results[:2]:
+        assert len(figures) == 7 and errors.keys() == {1} and "broken on purpose" in errors[1]
+    assert [versions for versions, _ in results[2:]] == [[0, 0, 1, 2, 3, 4, 5], [0, 0, 3, 4, 4, 5]]
+
+
 UNCHANGED = (
     Step(-1, 0),
     Step(0, 1, content=0),

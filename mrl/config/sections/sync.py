@@ -20,6 +20,11 @@ class SyncSection(Section):
     that takes less time on the measured link, or always; engines without that version get everything. Every
     trainer rank keeps another copy of its weights, every engine rank one of what it receives. Only for
     messages over gloo, without GPUs."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Send the weights to engines on other slots while they generate with the earlier version, and stop
+    generation only to load them: with loop.schedule stream, if weights go as messages between machines
+    without GPUs (auto), also on GPUs (on), or never. Every engine rank keeps another copy of what it
+    receives, in host memory."""
     bucket_bytes: int = Field(default=64 << 20, ge=1024)
     """Size each of a slot's two receive and two send buckets."""
     verify: Literal["full", "wire"] = "full"
