@@ -227,6 +227,9 @@ class StubPools:
         if event != "enter":
             self.rollout.watch()
 
+    def transfer(self, version: int) -> dict[str, float]:
+        return {}
+
     def sync(self, version: int) -> dict[str, float]:
         self.rollout.serve(version)
         return {}

@@ -290,7 +290,7 @@ def hybrid_engine(
     context entered before waiting for them, and left before closing them."""
     gpus = has_gpus()
     placement = place(config.num_slots, gpus=gpus, deadline_seconds=config.launch.start_deadline_seconds)
-    config = config.as_placed(shares_memory=not gpus and len(set(placement.nodes)) == 1)
+    config = config.as_placed(gpus=gpus, one_node=len(set(placement.nodes)) == 1)
     environment = worker_environment(
         config, slots_per_node=max(Counter(placement.nodes).values()) if gpus else None
     )

@@ -85,6 +85,10 @@ class Hybrid:
             raise WorkerLost(self.train.death(dead[0]))
         self.rollout.watch()
 
+    def transfer(self, version: int) -> dict[str, float]:
+        """Do nothing: engines on the trainer's slots have no memory for weights beside their own."""
+        return {}
+
     def sync(self, version: int) -> dict[str, float]:
         """Sync all engines to `version`, return metrics; raise WeightSyncError if one does not commit."""
         proved, self._proved = self._proved, None  # after a failure the next session is full

@@ -26,6 +26,7 @@ from mrl.rollout.engine_client import Address
 from mrl.rollout.engine_process import EngineProcess
 
 if TYPE_CHECKING:
+    from mrl.resharding.transfer.session import Session
     from mrl.rollout.engine import RolloutEngine
     from mrl.rollout.engine_loop import EngineLoop
 
@@ -156,6 +157,21 @@ class RolloutActor:
     def on_engine[R](self, function: Callable[[RolloutEngine], R]) -> R:
         """Run a function of the engine between two engine steps; return its result."""
         return self.loop.call(function).result()
+
+    def receive(self, session: Session) -> None:
+        """Run the engine's side of a weight sync, or load what `stage` took; the engine must be paused."""
+        self.on_engine(lambda engine: engine.receive(session))
+
+    def stage(self, session: Session) -> None:
+        """Start to take a weight sync's bytes while the engine steps; `switch` ends it."""
+        self.on_engine(lambda engine: engine.stage(session))
+        self._staged_at = self.loop.num_steps
+
+    def switch(self, session: Session) -> int:
+        """Load what `stage` took; return the steps since then."""
+        steps = self.loop.num_steps - self._staged_at
+        self.receive(session)
+        return steps
 
     def prepare_sync(self) -> list[tuple[str, str, str]]:
         """Return (address, device, manifest digest) of each rank of this engine or dp rank. Weights must be

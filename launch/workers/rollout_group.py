@@ -286,13 +286,17 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             return {}  # `watch` finds the lost engine
         return tightest(rank for engine in values for rank in engine)
 
-    def receive(self, session: Session, engines: Collection[int] | None = None) -> dict[str, ObjectRef[Any]]:
-        """Start all engines' side of a weight sync, or that of `engines`; the caller waits for both sides."""
+    def receive[R](
+        self,
+        session: Session,
+        engines: Collection[int] | None = None,
+        part: Callable[[RolloutActor, Session], R] = RolloutActor.receive,
+    ) -> dict[str, ObjectRef[R]]:
+        """Start all engines' side of a weight sync, or that of `engines`; the caller waits for both sides.
+
+        `part`: `RolloutActor.stage` or `switch` is half of it."""
         numbers = [n for n in self.numbers() if engines is None or n // self._dp in engines]
-        return {
-            self.name(n): self.start_on(n, RolloutActor.on_engine, lambda engine: engine.receive(session))
-            for n in numbers
-        }
+        return {self.name(n): self.start_on(n, part, session) for n in numbers}
 
 
 def first_with_each(digests: Sequence[Sequence[str]]) -> dict[int, list[str]]:

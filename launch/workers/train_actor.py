@@ -175,6 +175,14 @@ class TrainActor:
             release_free_memory()
         return totals
 
+    def send_ahead(self, session: Session, absent: Sequence[int]) -> None:
+        """Run this rank's side of one weight sync until the engine ranks have taken all bytes."""
+        self._weight_sync.send_ahead(session, absent)
+
+    def commit_sync(self) -> dict[str, float]:
+        """End the weight sync of `send_ahead` once the engine ranks have loaded it."""
+        return self._weight_sync.commit()
+
     def redial(self, addresses: Mapping[int, str]) -> None:
         """Use new addresses for these engine ranks, whose processes were replaced."""
         self._weight_sync.redial(addresses)

@@ -174,6 +174,14 @@ class TrainGroup(ActorGroup[TrainActor]):
         """Start every rank's side of a weight sync without the `absent` engine ranks; the caller waits."""
         return self.start_on_all(TrainActor.send, session, list(absent))
 
+    def send_ahead(self, session: Session, absent: Sequence[int]) -> dict[str, ObjectRef[None]]:
+        """Start to send a weight sync that `commit_sync` ends; the weights must not change meanwhile."""
+        return self.start_on_all(TrainActor.send_ahead, session, list(absent))
+
+    def commit_sync(self) -> dict[str, ObjectRef[dict[str, float]]]:
+        """Start to end the weight sync of `send_ahead`, once the engines load it; the caller waits."""
+        return self.start_on_all(TrainActor.commit_sync)
+
     def redial(self, addresses: Mapping[int, str]) -> None:
         """Use new addresses for these engine ranks, whose processes were replaced."""
         self.on_all(TrainActor.redial, dict(addresses))

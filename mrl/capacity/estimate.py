@@ -5,6 +5,7 @@ This file combines the estimates; the formulas are in the other files of the fol
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 
 from mrl.capacity import requirements
@@ -48,7 +49,8 @@ class Estimate:
         self.hardware, self.on_gpus = hardware, hardware.kind == "gpu"
         self.facts = find_facts(config.model)
         config = resolve_auto(config, gpus=self.on_gpus, memory_bytes=hardware.host_memory_bytes)
-        self.config = config.as_placed()
+        self.config = config  # which the nodes need
+        self.config = config.as_placed(gpus=self.on_gpus, one_node=self.nodes[-1] == 0)
         self.layout = config.training.layout.sizes()
         self.work = work_of(config, hardware)
 
@@ -151,6 +153,7 @@ class Estimate:
             kv_cache=self.engine.kv_cache,
             buckets=4 * self.config.sync.bucket_bytes,  # two to send from, two to receive in
             staging=max(expert, table) * DTYPE_BYTES[rollout.dtype],
+            new_weights=0 if self.on_gpus else self._taken_bytes,
             judges=judge_bytes(self.config.reward.engines, self.hardware),
         )
 
@@ -166,6 +169,8 @@ class Estimate:
         """Host memory of one node, the driver's, at the moments of highest use."""
         slot, ranks = self.slot, min(self.hardware.gpus_per_node, self.layout.world_size)
         exports = self.config.export.every_steps > 0
+        engines = Counter(self.nodes[slot] for slot in self.config.engine_slots)
+        fullest = engines[0] or max(engines.values())
         return host_moments(
             memory=self.hardware.host_memory_bytes,
             store=self.object_store_bytes,
@@ -176,7 +181,14 @@ class Estimate:
             teachers=sum(size for size, _ in self._teachers) * ranks,
             saving=self.saving.host_bytes * saves(self.config),
             export=self.exporting.host_bytes * exports,
+            new_weights=self._taken_bytes * fullest if self.on_gpus else 0,
+            with_engines=engines[0] > 0,
         )
+
+    @property
+    def _taken_bytes(self) -> int:
+        """Bytes of new weights that an engine rank has besides its own."""
+        return self.engine.weights if self.config.sync.overlap == "on" else 0
 
     @property
     def object_store_bytes(self) -> int:

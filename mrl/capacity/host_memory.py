@@ -60,16 +60,24 @@ def host_moments(
     teachers: int,
     saving: int,
     export: int,
+    new_weights: int,
+    with_engines: bool,
 ) -> list[Event]:
-    """Return the moments of highest use, in bytes of the driver's node.
+    """Return the moments of highest use, in bytes of the driver's node and of one with engines alone.
 
     Args:
+        new_weights: Bytes that the engines of a node take while they generate.
+        with_engines: These are on the driver's node.
         saving: Additional bytes of a checkpoint, 0 if none is saved.
         export: Bytes of the process that exports the last one during the run, 0 without.
     """
     kept = {"off-loaded": offloaded, "reference": reference, "teachers": teachers, "export": export}
     kept |= {"object store": store, "pool": pool}
+    if with_engines:
+        kept |= {"new weights": new_weights}
     moments = [("engines serve", kept), ("save", kept | {"copied state": saving})]
+    if not with_engines and new_weights:
+        moments.append(("node of engines", {"new weights": new_weights}))
     return [_moment(name, parts, memory) for name, parts in moments if name != "save" or saving]
 
 

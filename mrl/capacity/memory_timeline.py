@@ -35,6 +35,8 @@ class SlotMemory:
     buckets: int
     staging: int
     """Largest module that is materialised while its windows arrive."""
+    new_weights: int = 0
+    """Weights that an engine takes while it generates (sync.overlap); 0 if they wait on the host."""
     judges: int = 0
     """Bytes of reward.engines that share slots, on the fullest GPU."""
 
@@ -97,7 +99,7 @@ def timeline_of_pools(memory: SlotMemory, hardware: Hardware) -> list[Event]:
     trainer = {"trainer process": hardware.trainer_process_bytes, "trainer weights": memory.weights} | buckets
     trainer |= {"gradients": memory.gradients, "optimizer": memory.optimizer, "critic": memory.critic}
     engine = {"engine process": hardware.engine_process_bytes, "rollout weights": memory.engine_weights}
-    engine |= buckets | {"KV cache": memory.kv_cache}
+    engine |= buckets | {"KV cache": memory.kv_cache, "new weights": memory.new_weights}
     events = [
         ("trainer slot, log-probs", trainer | {"working": memory.log_prob_working}),
         (

@@ -196,15 +196,19 @@ class Config(Section):
         }
         if self.keeps_caches:
             yield from _refusal("stream.kv_cache = keep", without, "kv_cache recompute")
-        without = {
+        generates = {
             "engines on the trainer's slots; set launch.engine_slots": not self.launch.engine_slots,
             "loop.schedule = on_policy; set stream": self.loop.schedule != "stream",
+        }
+        without = generates | {
             f"rollout.dp = {self.rollout.dp}: an engine's dp ranks start together; set 1": self.rollout.dp
             > 1,
             "routing.replay = engine: routes are lost with the process that has them; set trainer or off": (
                 self.routing.replay == "engine"
             ),
         }
+        if self.sync.overlap == "on":
+            yield from _refusal("sync.overlap = on", generates, "overlap auto")
         if self.rollout.max_replacements:
             yield from _refusal(
                 f"rollout.max_replacements = {self.rollout.max_replacements}", without, "replace 0"
@@ -263,17 +267,20 @@ class Config(Section):
         }
         return self.model_copy(update=sections)
 
-    def as_placed(self, *, shares_memory: bool = False) -> "Config":
-        """Return the same run as placed on the engines' own slots: without off-loading and sleep mode, and
-        with weights sent as messages if auto cannot use memory. `shares_memory`: all slots are on one machine
-        without GPUs."""
+    def as_placed(self, *, gpus: bool, one_node: bool) -> "Config":
+        """Return the same run as placed on the engines' own slots: without off-loading and sleep mode, with
+        weights sent as messages if auto cannot use memory, and with sync.overlap on or off."""
         if not self.launch.engine_slots:
             return self
-        is_kept = self.sync.transport != "auto" or shares_memory
-        transport = self.sync.transport if is_kept else "distributed"
+        transport, overlap = self.sync.transport, self.sync.overlap
+        if transport == "auto" and (gpus or not one_node):
+            transport = "distributed"
+        if overlap == "auto":
+            pays = self.loop.schedule == "stream" and transport != "auto" and not gpus
+            overlap = "on" if pays else "off"
         return self.model_copy(
             update={
-                "sync": self.sync.model_copy(update={"transport": transport}),
+                "sync": self.sync.model_copy(update={"transport": transport, "overlap": overlap}),
                 "training": self.training.model_copy(update={"offload": "never"}),
                 "rollout": self.rollout.model_copy(update={"enable_sleep_mode": False}),
             }

@@ -5,6 +5,7 @@
 | generate | prompts of the stream, partial rollouts | the next groups in order | RolloutThread |
 | pause (shared slots) | partial rollouts | paused engines | RolloutThread, Hybrid |
 | recompute, estimate, update | groups | weights v + 1, metrics | Learner; own-slot engines continue |
+| transfer (own slots) | weights v + 1 | engines that have them, and generate with v | TwoPools |
 | pause (own slots) | partial rollouts | a consistent cut: weights v + 1, tokens up to v | RolloutThread |
 | save | groups, state of the cut | samples, checkpoint if one is due | Recorder, Checkpoints |
 | sync | weights v + 1 | engines at version v + 1, places of the trained groups | Hybrid, RolloutThread |
@@ -44,6 +45,8 @@ class StreamLoop(Schedule):
         super().__init__(config, engines, rollouts, rollouts, *args, **kwargs)
         self._steps_since_sync = 0
         self._counts = dict.fromkeys(COUNTS, 0.0)
+        self._stopped = 0.0
+        """Time at which engines on their own slots stopped for a weight sync."""
 
     @property
     def _shares_slots(self) -> bool:
@@ -76,6 +79,7 @@ class StreamLoop(Schedule):
         self._steps_since_sync += 1
         syncs = saves or self._sync_due(step.number)
         if syncs:
+            self._transfer(step)
             self._park(saves=saves)
         self._save(step, saves=saves)
         if syncs:
@@ -124,11 +128,20 @@ class StreamLoop(Schedule):
         due = self._rollouts.sync_due(shared=self._shares_slots) or number == self._config.loop.steps
         return due or self._validation_due(number)
 
+    def _transfer(self, step: TrainingStep) -> None:
+        """Let engines on their own slots take the new weights while they generate, if sync.overlap."""
+        if not self._shares_slots:
+            with self._clock.phase("transfer"):
+                step.metrics |= self._engines.transfer(self.version)
+        self._stopped = time.monotonic()
+
     def _sync(self, step: TrainingStep) -> None:
         with self._clock.phase("sync"):
             step.metrics |= self._engines.sync(self.version)
         self._rollouts.commit(self.version)
         self._steps_since_sync = 0
+        if not self._shares_slots:
+            step.metrics["stream/stopped_seconds"] = time.monotonic() - self._stopped
 
     def _resume(self) -> None:
         """Resume the engines if no step has ended since the last weight sync."""

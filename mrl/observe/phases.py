@@ -13,8 +13,8 @@ from typing import Literal
 
 PHASES = ("generate", "reward", "filter", "recompute", "estimate", "update", "save", "sync")
 """Phases in the order of a step; start_up, validate and shutdown are outside it."""
-STREAM_PHASES = (*PHASES[:6], "pause", *PHASES[6:])
-"""Phases of the stream schedule; the additional one precedes the trainer's phases on shared slots."""
+STREAM_PHASES = (*PHASES[:6], "transfer", "pause", *PHASES[6:])
+"""Phases of the stream schedule; on shared slots pause precedes the trainer's phases, without a transfer."""
 Event = Literal["enter", "wait", "leave"]
 
 

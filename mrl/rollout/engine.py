@@ -327,7 +327,8 @@ class RolloutEngine(EngineWorkers):
     # -- weights ---------------------------------------------------------------------------------------------
 
     def receive(self, session: Session) -> list[dict[str, float]]:
-        """Receive one sync session on all workers, commit its version and return each worker's seconds.
+        """Receive one sync session on all workers, or load the one of `stage`; commit its version and return
+        each worker's seconds.
 
         Raises:
             WeightSyncError: Has the remote tracebacks; the engine serves nothing until a session commits.

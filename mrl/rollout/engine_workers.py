@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement, require_written_once
 from mrl.resharding.planner.manifest import RankManifest, replicas
+from mrl.resharding.transfer.session import Session
 from mrl.rollout.engine_process import EngineProcess
 
 _RECEIVE_DEADLINES = 20
@@ -54,6 +56,13 @@ class EngineWorkers:
         for group in replicas(manifests):
             require_written_once(group)
         return manifests
+
+    def stage(self, session: Session) -> None:
+        """Start to take a sync session's bytes on all workers, beside the weights that the engine serves.
+
+        Returns at once; an error of the session reaches its senders. `receive` loads the bytes, once the
+        senders report that all were taken."""
+        self._on_workers("mrl_stage", dataclasses.asdict(session))
 
     def release_sync(self) -> None:
         """Unmap the trainer's buffers on all workers; the trainer may free them afterwards."""

@@ -143,7 +143,7 @@ class PlannedSync:
         """The plan that the next session follows: without some engine ranks, nobody reads their buckets."""
         self._direct: Plan | None = None
         """The same plan without reading of buckets, once a session needs it."""
-        self._require_stored_alike()
+        _require_stored_alike(trainer, self.plan)
         self._proof = TrainerProof(PlanCells(self.plan), self._rank, own_tensors, tuple(self._senders))
         self._facts: dict[str, object] = {
             "sync": sync,
@@ -215,17 +215,6 @@ class PlannedSync:
             )
         return manifests
 
-    def _require_stored_alike(self) -> None:
-        """Raise WeightSyncError if a tensor that must come whole is stored transposed in the checkpoint."""
-        trainer, whole = self._trainer, self.plan.whole_tensors
-        tensors = trainer.family.checkpoint_tensors(trainer.hf_config)
-        if stacked := [t.name for t in tensors if t.stack and t.name in whole]:
-            raise WeightSyncError(
-                f"{stacked[:3]} ({len(stacked)} tensors) must come whole, because the engine's loaders do "
-                "more than copy boxes of them or a quantised block is split over trainer ranks; but the "
-                "checkpoint stores them transposed, which only a plan by boxes supports"
-            )
-
     @property
     def part(self) -> SlotPart:
         """This rank's own part of the next session."""
@@ -287,29 +276,25 @@ class PlannedSync:
         """Send one session under a lease of the parameter memory; all trainer ranks call it together.
 
         Nothing is sent to the `absent` engine ranks. Returns seconds and bytes by metric name."""
-        with self._memory_leased():
-            self._start(session, absent, until_taken=False)
+        with _leased(self._trainer.memory):
+            self.send_ahead(session, absent, until_taken=False)
             return self.commit()
 
-    def send_ahead(self, session: Session, absent: Sequence[int] = ()) -> None:
+    def send_ahead(self, session: Session, absent: Sequence[int] = (), *, until_taken: bool = True) -> None:
         """Send one session until all receivers have taken it; `commit` ends it, another session gives it up.
 
         The parameters must not change before it returns."""
-        with self._memory_leased():
-            self._start(session, absent, until_taken=True)
-
-    def _start(self, session: Session, absent: Sequence[int], *, until_taken: bool) -> None:
-        trainer = self._trainer
-        if self._in_flight is not None:
-            self._in_flight.give_up(f"{session} took its place")
-            self._in_flight, self._lane = None, None
+        trainer, before = self._trainer, self._in_flight
+        if before is not None:
+            before.give_up(f"{session} took its place")
+            self._in_flight = None
         ranks = RankGroup(self._group, self._sync.deadline_seconds, trainer.device)
-        with self._lane_emptied():
+        with _leased(trainer.memory):  # before the ranks meet: a receiver may read from then on
             self._require_agreed(session, ranks, absent)
             self._leave_out(absent)
             feeds = self.receiver_feeds(ranks)
-            self._in_flight = SentSession(
-                [self._leased(feed) for feed in feeds if feed.receiver not in absent],
+            in_flight = SentSession(
+                [self._with_lease(feed) for feed in feeds if feed.receiver not in absent],
                 session,
                 self.part,
                 [tensor.detach() for _, tensor, _, _ in trainer.local_tensors()],
@@ -320,38 +305,21 @@ class PlannedSync:
                 reads_buckets=self._route.reads_buckets,
                 sent=self._sent,
             )
-            self._in_flight.send(until_taken=until_taken)
+            self._lane = None  # until the commit: its buckets may have messages of a failed session in flight
+            in_flight.send(until_taken=until_taken)
+        self._in_flight = in_flight
 
     def commit(self) -> dict[str, float]:
         """End the session of `send_ahead` once all receivers have loaded it; return seconds and bytes by
         metric name. All trainer ranks call it together."""
-        if self._in_flight is None:
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is None:
             raise WeightSyncError("no session is in flight; call send_ahead first")
-        with self._lane_emptied():
-            figures = self._in_flight.commit()
-        self._in_flight = None
+        figures, self._lane = in_flight.commit(), in_flight.lane
         return figures | {
             "cross_slot_bytes": float(self.received_bytes),
             "whole_bytes": float(sum(feed.tables.whole_bytes for feed in self._feeds or ())),
         }
-
-    @contextlib.contextmanager
-    def _memory_leased(self) -> Iterator[None]:
-        """Keep the parameters where they are."""
-        self._trainer.memory.lease()  # before the ranks meet: a receiver may read from then on
-        try:
-            yield
-        finally:
-            self._trainer.memory.release()
-
-    @contextlib.contextmanager
-    def _lane_emptied(self) -> Iterator[None]:
-        """Drop the session and the lane after an error: its buckets may still have messages in flight."""
-        try:
-            yield
-        except BaseException:
-            self._in_flight, self._lane = None, None
-            raise
 
     def _require_agreed(self, session: Session, ranks: RankGroup, absent: Sequence[int]) -> None:
         """Raise WeightSyncError on all ranks if they disagree, or differ from the folder they loaded.
@@ -390,7 +358,7 @@ class PlannedSync:
             self._direct = self._build(dataclasses.replace(self.plan.options, read_buckets=False))
         return self._direct if absent and self._direct is not None else self.plan
 
-    def _leased(self, feed: ReceiverFeed) -> ReceiverFeed:
+    def _with_lease(self, feed: ReceiverFeed) -> ReceiverFeed:
         """Add the lease that the receiver reads on a GPU; exported anew for each session."""
         if self._trainer.device.type != "cuda" or not self._part_of(feed.receiver).lenders:
             return feed
@@ -433,3 +401,24 @@ class PlannedSync:
             sender.close()
         if self._mesh is not None:
             self._mesh.drop()
+
+
+def _require_stored_alike(trainer: SyncedTrainer, plan: Plan) -> None:
+    """Raise WeightSyncError if a tensor that must come whole is stored transposed in the checkpoint."""
+    tensors = trainer.family.checkpoint_tensors(trainer.hf_config)
+    if stacked := [t.name for t in tensors if t.stack and t.name in plan.whole_tensors]:
+        raise WeightSyncError(
+            f"{stacked[:3]} ({len(stacked)} tensors) must come whole, because the engine's loaders do "
+            "more than copy boxes of them or a quantised block is split over trainer ranks; but the "
+            "checkpoint stores them transposed, which only a plan by boxes supports"
+        )
+
+
+@contextlib.contextmanager
+def _leased(memory: Memory) -> Iterator[None]:
+    """Keep the parameters where they are; leases may be nested."""
+    memory.lease()
+    try:
+        yield
+    finally:
+        memory.release()

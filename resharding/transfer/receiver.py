@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -117,7 +117,7 @@ class Receiver:
                 conversation.send(m.Done(session_id=conversation.session.session_id, index=number))
             return Taken(opening, tables)
         except BaseException as error:
-            self._report(conversation, error)
+            self._fail(conversation, error)
             raise
 
     def receive(self, session: Session, consumer: Consumer) -> dict[str, float]:
@@ -158,23 +158,19 @@ class Receiver:
         self._open_inbox().connect(conversation.peer_failure)
         return opening, tables
 
-    def _fail(self, conversation: SessionConversation, error: BaseException, consumer: Consumer) -> None:
-        begun = self.progress.state in (ReceiverState.RECEIVING, ReceiverState.VERIFIED)
-        self.progress.fail()
-        self._report(conversation, error, consumer.abort if begun else lambda: None)
-
-    def _report(
-        self,
-        conversation: SessionConversation,
-        error: BaseException,
-        restore: Callable[[], None] = lambda: None,
+    def _fail(
+        self, conversation: SessionConversation, error: BaseException, consumer: Consumer | None = None
     ) -> None:
-        """Restore what was loaded, release all memory of the sender, and send it the error."""
+        """Give the session up and send the error; if a `consumer` may have loaded bytes, restore it, too."""
+        begun = self.progress.state in (ReceiverState.RECEIVING, ReceiverState.VERIFIED)
+        if consumer is not None:
+            self.progress.fail()
         text = "".join(traceback.format_exception(error))
         traceback.clear_frames(
             error.__traceback__
         )  # frames of the failed call would keep leased memory mapped
-        restore()
+        if consumer is not None and begun:
+            consumer.abort()
         self._end_lease()
         if not conversation.accepted:
             return
@@ -200,7 +196,7 @@ class Receiver:
 
     def _unmap(self) -> None:
         self._end_lease()
-        self._leave_neighbours()
+        _close_all(self._neighbours)
         inbox, self._inbox = self._inbox, None
         if inbox is not None:
             inbox.close()
@@ -299,13 +295,19 @@ class Receiver:
         self._prove(message)
 
     def _window(self, conversation: SessionConversation, size: int, expected: int) -> torch.Tensor:
-        """Return [size] uint8, the next window's bytes from other slots, once the sender announces them."""
+        """Return [size] uint8, the next window's bytes from other slots, once the sender announces them.
+
+        If the sender gives up, which drops its messages, raise its reason."""
         message = conversation.next(f"window {expected}")
         if not isinstance(message, m.WindowFilled) or message.index != expected:
             raise WeightSyncError(f"{conversation.session}: expected window {expected}, got {message!r:.200}")
         mark = time.monotonic()
         held = self._held.window(expected) if self._open_inbox().packs else None
-        received = self._bytes(conversation, expected, size, message.messages, held)
+        try:
+            received = self._open_inbox().take(expected, size, message.messages, held)
+        except MessageLost:
+            while True:  # until its Abort, its death or the deadline raises
+                conversation.next("the sender's own error", seconds=_LAST_WORDS_SECONDS)
         self._spent["copy"] += time.monotonic() - mark
         return received
 
@@ -319,7 +321,7 @@ class Receiver:
             for opened, described in zip(self._neighbours, message.buckets, strict=True)
         )
         if not kept:
-            self._leave_neighbours()
+            _close_all(self._neighbours)
             for described in message.buckets:
                 self._neighbours.append(NeighbourBuckets(described))
 
@@ -334,11 +336,6 @@ class Receiver:
             arrays += wire_arrays(bucket)
         self._spent["copy"] += time.monotonic() - mark
         return arrays
-
-    def _leave_neighbours(self) -> None:
-        neighbours, self._neighbours = self._neighbours, []
-        for neighbour in neighbours:
-            neighbour.close()
 
     def _end_lease(self) -> None:
         lease, self._lease = self._lease, None
@@ -373,21 +370,6 @@ class Receiver:
 
     # -- pieces ----------------------------------------------------------------------------------------------
 
-    def _bytes(
-        self,
-        conversation: SessionConversation,
-        window: int,
-        num_bytes: int,
-        parcels: Sequence[m.BucketMessage] | None = None,
-        held: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return a window's bytes; if the sender gives up, which drops its messages, raise its reason."""
-        try:
-            return self._open_inbox().take(window, num_bytes, parcels, held)
-        except MessageLost:
-            while True:  # until its Abort, its death or the deadline raises
-                conversation.next("the sender's own error", seconds=_LAST_WORDS_SECONDS)
-
     def _open_inbox(self) -> SlotInbox | MeshInbox:
         assert self._inbox is not None
         return self._inbox
@@ -401,3 +383,9 @@ class Receiver:
                 self._inbox = MeshInbox(descriptions, device=device, deadline_seconds=seconds)
             else:
                 self._inbox = SlotInbox(descriptions)
+
+
+def _close_all(neighbours: list[NeighbourBuckets]) -> None:
+    """Unmap the neighbours' buckets and forget them."""
+    while neighbours:
+        neighbours.pop().close()

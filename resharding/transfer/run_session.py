@@ -99,7 +99,7 @@ class SentSession:
             reads_buckets: some engine ranks read the receive buckets of others; equal on all ranks.
             sent: the version before, if changes may be sent; None on all ranks or on none.
         """
-        self._feeds, self._session, self._part, self._lane = feeds, session, part, lane
+        self._feeds, self._session, self._part, self.lane = feeds, session, part, lane
         self._flat = [tensor.reshape(-1) for tensor in tensors]
         self._ranks, self._proof, self._mesh, self._sent = ranks, proof, mesh, sent
         self._reads_buckets = reads_buckets
@@ -115,8 +115,8 @@ class SentSession:
         with self._given_up_on_error(wait=not until_taken):
             self._open()
             started, packing = time.monotonic(), 0.0
-            if self._lane is not None:
-                packing = _send_windows(self._feeds, self._part, self._flat, self._lane, self._ranks)
+            if self.lane is not None:
+                packing = _send_windows(self._feeds, self._part, self._flat, self.lane, self._ranks)
             if until_taken:
                 self._ranks.run_on_all(lambda: [sender.wait_until_taken() for sender in self._senders])
             moved = proved = time.monotonic()
@@ -135,14 +135,14 @@ class SentSession:
     def _open(self) -> None:
         """Open the session on all receivers; let those that read buckets or messages know all they need."""
         feeds, ranks, session, sent = self._feeds, self._ranks, self._session, self._sent
-        opened = ranks.run_on_all(lambda: _open(session, feeds, at_once=self._lane is None))
+        opened = ranks.run_on_all(lambda: _open(session, feeds, at_once=self.lane is None))
         if self._reads_buckets or sent is not None:
             opened = {r: answer for of_rank in ranks.all_gather(opened) for r, answer in of_rank.items()}
         if self._reads_buckets:
             _introduce(feeds, {receiver: answer.buckets for receiver, answer in opened.items()})
         if sent is not None:
             sent.begin({receiver: answer.held_version for receiver, answer in opened.items()})
-        if self._lane is not None:
+        if self.lane is not None:
             ranks.run_on_all(lambda: _connect(self._senders, session, self._mesh))
 
     def commit(self) -> dict[str, float]:

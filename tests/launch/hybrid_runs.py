@@ -135,6 +135,9 @@ class LazyEngines:
     def end_generation(self) -> None:
         self._hybrid.end_generation()
 
+    def transfer(self, version: int) -> dict[str, float]:
+        return {}
+
     def sync(self, version: int) -> dict[str, float]:
         return {} if version == self._skipped else self._hybrid.sync(self._hybrid.version + 1)
 

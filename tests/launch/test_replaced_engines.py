@@ -61,6 +61,17 @@ def test_two_engines_of_which_some_die(chain: Chain, fault: str, lost: int) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("at", ["transfer:engine-1:3", "pause:engine-1:3", "sync:engine-1:3"])
+def test_an_engine_dies_while_or_after_it_takes_new_weights(at: str, chain: Chain) -> None:
+    """The other one gets them directly, and both take later ones while they generate."""
+    _, rows = finished(chain, 12, at, TWO, "sync.transport=distributed")
+    assert rows[-1]["rollout/engines_lost"] == 1
+    switched = ["sync/steps_meanwhile" in row for row in rows[1:]]
+    assert not all(switched), "no sync sent the weights anew"
+    assert switched.count(True) >= 8
+
+
+@pytest.mark.slow
 def test_the_only_engine_dies_in_a_weight_sync_and_in_a_validation(chain: Chain) -> None:
     section = "loop.validation={every_steps: 2, num_prompts: 8, before_training: true}"
     output, rows = finished(chain, 6, "sync:engine-0:2,generate:engine-0:1", ONE, section)

@@ -61,8 +61,14 @@ def load_all(folder: Path) -> dict[str, torch.Tensor]:
 
 SPLITS = {
     "shared": (),
-    "own": ("launch.engine_slots=1", "rollout.tp=1", "training.layout={tp: 1, pp: 1, ep: 1, dp: 1}"),
+    "own": (
+        "launch.engine_slots=1",
+        "rollout.tp=1",
+        "training.layout={tp: 1, pp: 1, ep: 1, dp: 1}",
+        "sync.transport=distributed",
+    ),
 }
+"""Placements; engines on their own slots take new weights while they generate."""
 
 
 LONG = ("model.max_length=32", "rollout={max_response_tokens: 24, max_num_seqs: 4}")
@@ -95,6 +101,7 @@ def test_kept_responses_are_trained_on(task: Path, tmp_path: Path) -> None:
     assert sum(row["stream/interrupted"] for row in rows) > 0 and not any(
         row["stream/reprefill_tokens"] for row in rows
     )
+    assert all("sync/transfer_seconds" in row for row in rows)
     versions = [set(line["policy_versions"]) for line in samples_of(tmp_path / "run", after=0)]
     assert max(map(len, versions)) > 1, "no response went on after a sync"
 

@@ -238,7 +238,7 @@ def test_a_silent_sender_does_not_keep_a_receiver_from_closing(
     session, announced = Session.new(-1, 0, PLAN.digest), threading.Event()
     in_flight = opened(sender, session, PLAN, VALUES)
     receiver.stage(session)
-    lane = in_flight._lane
+    lane = in_flight.lane
     assert lane is not None
     lane.start = lambda *arguments: announced.set()  # type: ignore[method-assign]
     sending = threading.Thread(target=failing(lambda: in_flight.send(until_taken=True)), daemon=True)

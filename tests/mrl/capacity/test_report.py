@@ -32,6 +32,17 @@ def test_each_pool_has_its_own_memory() -> None:
     assert "4 engines of tp2 on their own 8 slots" in shown.table()
 
 
+def test_weights_that_come_while_engines_generate_are_counted_where_they_wait() -> None:
+    """On GPUs that is the host of the engines' node: 8 ranks of tp2 have four copies of the weights."""
+    words = ("training.layout.dp=4", "rollout.tp=2", "launch.engine_slots=8", "loop.schedule=stream")
+    words += ("stream.max_staleness=1",)
+    off, on = (report(*words, f"sync.overlap={choice}").estimate for choice in ("auto", "on"))
+    assert not any("new weights" in event.parts for event in [*off.host, *on.timeline])
+    (moment,) = (event for event in on.host if "new weights" in event.parts)
+    assert moment.name == "node of engines"
+    assert moment.parts == {"new weights": 8 * on.engine.weights}
+
+
 def test_what_does_not_fit_names_its_pool() -> None:
     small = ("training.layout.ep=2", "training.layout.tp=2", "training.layout.dp=1", "launch.engine_slots=4")
     refused = report(*small, "rollout.tp=2")

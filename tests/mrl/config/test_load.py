@@ -577,19 +577,55 @@ def test_engines_on_slots_of_their_own_are_free_of_the_layout(minimal: Path) -> 
     """With slots of their own, nobody sleeps or off-loads, and no slot's memory passes weights."""
     config = load([minimal], ["training.layout.dp=3", "rollout.tp=2", "launch.engine_slots=4"])
     assert (config.num_slots, config.engine_slots, config.num_engines) == (7, range(3, 7), 2)
-    placed = config.as_placed()
+    placed = config.as_placed(gpus=True, one_node=True)
     assert (placed.sync.transport, placed.training.offload) == ("distributed", "never")
     assert not placed.rollout.enable_sleep_mode and placed.launch == config.launch
-    assert config.as_placed(shares_memory=True).sync.transport == "auto"
-    assert (
-        load([minimal], ["launch.engine_slots=1", "sync.transport=nixl"]).as_placed().sync.transport == "nixl"
-    )
+    assert config.as_placed(gpus=False, one_node=True).sync.transport == "auto"
+    assert config.as_placed(gpus=False, one_node=False).sync.transport == "distributed"
+    nixl = load([minimal], ["launch.engine_slots=1", "sync.transport=nixl"])
+    assert nixl.as_placed(gpus=False, one_node=True).sync.transport == "nixl"
+
+
+STREAM = ("launch.engine_slots=1", "loop.schedule=stream", "stream.max_staleness=1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "one_node", "overlap"),
+    [
+        (STREAM, False, False, "on"),
+        ((*STREAM, "sync.transport=distributed"), False, True, "on"),
+        ((*STREAM, "sync.overlap=off"), False, False, "off"),
+        (STREAM, False, True, "off"),
+        (STREAM, True, False, "off"),
+        ((*STREAM, "sync.overlap=on"), True, False, "on"),
+        (("launch.engine_slots=1",), False, False, "off"),
+    ],
+)
+def test_a_sync_overlaps_generation_if_messages_go_to_engines_that_generate(
+    settings: tuple[str, ...], gpus: bool, one_node: bool, overlap: str, minimal: Path
+) -> None:
+    placed = load([minimal], settings).as_placed(gpus=gpus, one_node=one_node)
+    assert placed.sync.overlap == overlap
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ((), "sync.overlap = on with engines on the trainer's slots; set launch.engine_slots"),
+        (("launch.engine_slots=1",), "sync.overlap = on with loop.schedule = on_policy; set stream"),
+    ],
+)
+def test_a_sync_that_could_not_overlap_is_refused(
+    settings: tuple[str, ...], reason: str, minimal: Path
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        load([minimal], [*settings, "sync.overlap=on"])
 
 
 def test_without_slots_of_their_own_engines_have_the_trainers(minimal: Path) -> None:
     shared = load([minimal], ["training.layout.dp=4", "rollout.tp=2"])
     assert (shared.num_slots, shared.engine_slots, shared.num_engines) == (4, range(4), 2)
-    assert shared.as_placed() is shared
+    assert shared.as_placed(gpus=True, one_node=True) is shared
 
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))

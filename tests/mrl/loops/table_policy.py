@@ -204,6 +204,9 @@ class TableEngines(Engines):
         self.num_steps = 0
         self._stepping: asyncio.Task[None] | None = None
 
+    def transfer(self, version: int) -> dict[str, float]:
+        return {}
+
     def sync(self, version: int) -> dict[str, float]:
         assert self.paused, "a response would mix versions"
         if self.dies is not None:
