@@ -111,9 +111,8 @@ class TwoPools(Hybrid):
         lost = {name for name, error in errors.items() if is_lost(error)}
         self.rollout.drop(lost, "died")  # which ignores the names of trainer ranks
         self._check_alive("leave")
-        if lost & {self.train.name(n) for n in self.train.numbers()} or set(engines) <= set(
-            self.rollout.serving
-        ):
+        trainers = {self.train.name(number) for number in self.train.numbers()}
+        if lost & trainers or set(engines) <= set(self.rollout.serving):
             raise_first(errors, [], {}, self._clock)
         return None
 

@@ -44,34 +44,11 @@ class ReceiverFeed:
     """Memory that the receiver reads; empty between machines."""
 
 
-def run_session(
-    feeds: Sequence[ReceiverFeed],
-    session: Session,
-    part: SlotPart,
-    tensors: Sequence[torch.Tensor],
-    lane: Transport | None,
-    ranks: RankGroup,
-    proof: TrainerProof,
-    *,
-    mesh: TrainerMesh | None = None,
-    reads_buckets: bool = False,
-    sent: SentWeights | None = None,
-) -> dict[str, float]:
-    """Send one session; every rank of the group calls it. All ranks return after the commit, or all raise.
-
-    The memory that the feeds lease may change again after it returns or raises. Arguments are those of
-    `SentSession`, the result is that of its `commit`."""
-    session_in_flight = SentSession(
-        feeds, session, part, tensors, lane, ranks, proof, mesh=mesh, reads_buckets=reads_buckets, sent=sent
-    )
-    session_in_flight.send()
-    return session_in_flight.commit()
-
-
 class SentSession:
     """A session that this rank sends and later commits; every rank of the group makes the same calls.
 
-    A call that raises gives the session up on all ranks."""
+    A call that raises gives the session up on all ranks. Memory that the feeds lease may change once a call
+    raises or `commit` returns."""
 
     def __init__(
         self,
@@ -106,13 +83,16 @@ class SentSession:
         self._senders = [feed.sender for feed in feeds]
         self._proofs: Sequence[str | None] = [None] * len(feeds)
         self._figures: dict[str, float] = {}
+        self._lends = True
+        """Receivers may read memory of this rank."""
 
     def send(self, *, until_taken: bool = False) -> None:
         """Open the session, send all windows and compute the proof.
 
         `until_taken`: return once all receivers have taken everything; the parameters may change then, and
         receivers load what they have when `commit` is called."""
-        with self._given_up_on_error(wait=not until_taken):
+        self._lends = not until_taken
+        with self._given_up_on_error():
             self._open()
             started, packing = time.monotonic(), 0.0
             if self.lane is not None:
@@ -152,7 +132,7 @@ class SentSession:
             By metric name: seconds of this rank, of its slowest receiver, and bytes of this slot.
         """
         ranks, senders = self._ranks, self._senders
-        with self._given_up_on_error(wait=True):
+        with self._given_up_on_error():
             verified = ranks.run_on_all(
                 lambda: [s.finish(p) for s, p in zip(senders, self._proofs, strict=True)]
             )
@@ -171,19 +151,19 @@ class SentSession:
             }
         )
 
-    def give_up(self, reason: str, *, wait: bool = False) -> None:
-        """Give up the session on this rank. `wait`: until receivers have released what they were lent."""
+    def give_up(self, reason: str) -> None:
+        """Give up the session on this rank; return once receivers have released what they were lent."""
         for sender in self._senders:
-            sender.abort(reason, wait=wait)
+            sender.abort(reason, wait=self._lends)
         if self._mesh is not None:
             self._mesh.drop()
 
     @contextlib.contextmanager
-    def _given_up_on_error(self, *, wait: bool) -> Iterator[None]:
+    def _given_up_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            self.give_up("".join(traceback.format_exception(error)), wait=wait)
+            self.give_up("".join(traceback.format_exception(error)))
             traceback.clear_frames(error.__traceback__)  # else a kept error keeps the buffers mapped
             raise
 

@@ -1,6 +1,6 @@
 """The sending end: two buffers, one filled while the other is sent or unpacked.
 
-Owns the protocol. Its link (`wire`) moves the bytes, its caller (`run_session`) fills the buffers.
+Owns the protocol. Its link (`wire`) moves the bytes, its caller (`SentSession`) fills the buffers.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.proof import TrainerProof
-from mrl.resharding.transfer.run_session import ReceiverFeed, run_session
+from mrl.resharding.transfer.run_session import ReceiverFeed, SentSession
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import tables_of
@@ -66,7 +66,9 @@ def send_through_buckets(
     tables = tables_of(plan.part(1), (), list(proof.needed[0].values()))
     ranks = RankGroup(None, DEADLINE_SECONDS, tensors[0].device)
     lane = OneRankLane(part, tensors[0].device)
-    return run_session([ReceiverFeed(sender, tables)], session, part, tensors, lane, ranks, proof)
+    in_flight = SentSession([ReceiverFeed(sender, tables)], session, part, tensors, lane, ranks, proof)
+    in_flight.send()
+    return in_flight.commit()
 
 
 def payload(

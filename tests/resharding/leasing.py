@@ -18,7 +18,7 @@ from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.lease import describe_files
 from mrl.resharding.transfer.proof import TrainerProof
-from mrl.resharding.transfer.run_session import ReceiverFeed, run_session
+from mrl.resharding.transfer.run_session import ReceiverFeed, SentSession
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import LeasedTensor, tables_of
@@ -64,7 +64,7 @@ class LeasedRank:
         proof = TrainerProof(PlanCells(plan), slot, self._tensors, [slot])
         tables = tables_of(part, self.leased, list(proof.needed[slot].values()))
         lease = describe_files([(self.segment.export()["fd"], self.segment.buffer.numel())])
-        return run_session(
+        in_flight = SentSession(
             [ReceiverFeed(sender, tables, receiver=slot, lease=lease)],
             session,
             part,
@@ -73,6 +73,8 @@ class LeasedRank:
             ranks,
             proof,
         )
+        in_flight.send()
+        return in_flight.commit()
 
     def close(self) -> None:
         self.arrays.clear()
