@@ -28,7 +28,7 @@ SECTIONS = {
     "Filtering": ("group",),
     "Responses": ("rollout", "advantage"),
     "Episodes": ("agent",),
-    "Policy and critic": ("policy", "optim", "critic", "distillation"),
+    "Policy and critic": ("policy", "optim", "critic", "distillation", "draft"),
     "Tuning": ("tune", "preference"),
     "Experts": ("moe", "routing"),
     "Weight sync": ("sync",),

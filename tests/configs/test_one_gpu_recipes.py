@@ -84,7 +84,7 @@ def on_shapes(name: str, folder: Path) -> Config:
 @pytest.mark.parametrize("name", ONE_GPU)
 def test_a_recipe_passes_the_checks_of_a_run(name: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
-    monkeypatch.setattr(check, "_check_weights", lambda folder, policy: None)
+    monkeypatch.setattr(check, "_check_weights", lambda folder, policy, drafts=False: None)
     inputs = check.check_run(on_shapes(name, tmp_path))
     assert inputs.warnings == ()
     (source,) = inputs.dataset.train

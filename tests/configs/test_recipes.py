@@ -21,7 +21,7 @@ from tests.support.recipes import NOT_FOR_NODES, RECIPES, cases, files_of
 def published(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend a cluster with GPUs and published models that consist of their config.json only."""
     monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
-    monkeypatch.setattr(check, "_check_weights", lambda folder, policy: None)
+    monkeypatch.setattr(check, "_check_weights", lambda folder, policy, drafts=False: None)
 
 
 def train_refuses(config: Config) -> bool:
