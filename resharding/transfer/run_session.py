@@ -92,20 +92,26 @@ class SentSession:
         `until_taken`: return once all receivers have taken everything; the parameters may change then, and
         receivers load what they have when `commit` is called."""
         self._lends = not until_taken
-        with self._given_up_on_error():
-            self._open()
-            started, packing = time.monotonic(), 0.0
-            if self.lane is not None:
-                packing = _send_windows(self._feeds, self._part, self._flat, self.lane, self._ranks)
-            if until_taken:
-                self._ranks.run_on_all(lambda: [sender.wait_until_taken() for sender in self._senders])
-            moved = proved = time.monotonic()
-            if self._session.full:
-                receivers = [feed.receiver for feed in self._feeds]
-                self._proofs = self._proof.exchange_digests(self._flat, self._ranks, receivers)
-                proved = time.monotonic()
-            if self._sent is not None:
-                self._figures = self._sent.keep(self._flat, moved - started)
+        try:
+            with self._given_up_on_error():
+                self._send_all(until_taken=until_taken)
+        finally:
+            self._flat.clear()  # else whoever keeps this session or its error keeps the parameters mapped
+
+    def _send_all(self, *, until_taken: bool) -> None:
+        self._open()
+        started, packing = time.monotonic(), 0.0
+        if self.lane is not None:
+            packing = _send_windows(self._feeds, self._part, self._flat, self.lane, self._ranks)
+        if until_taken:
+            self._ranks.run_on_all(lambda: [sender.wait_until_taken() for sender in self._senders])
+        moved = proved = time.monotonic()
+        if self._session.full:
+            receivers = [feed.receiver for feed in self._feeds]
+            self._proofs = self._proof.exchange_digests(self._flat, self._ranks, receivers)
+            proved = time.monotonic()
+        if self._sent is not None:
+            self._figures = self._sent.keep(self._flat, moved - started)
         self._figures |= {
             "move_seconds": moved - started,
             "pack_seconds": packing,
