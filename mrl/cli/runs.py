@@ -25,7 +25,7 @@ def _report_command(commands) -> None:
     report.add_argument("--out", help="file to write; report.html in the first folder by default")
     report.add_argument("--text", action="store_true", help="only print the curves; write no HTML file")
     report.add_argument(
-        "--steps", help="show samples of these steps alone, FIRST-LAST or one; curves have all"
+        "--steps", help="show only samples of these steps: FIRST-LAST, or one; curves show all steps"
     )
     report.add_argument(
         "--megabytes",
